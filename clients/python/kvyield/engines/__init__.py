@@ -1,0 +1,5 @@
+"""Readers of engine logs and endpoints, one file an engine."""
+
+from kvyield.engines._start import Sourced, Start
+
+__all__ = ["Sourced", "Start"]

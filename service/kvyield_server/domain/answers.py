@@ -1,0 +1,174 @@
+"""What the domain answers with: estimates, predictions, fits and advice. Plain data without behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from uuid import UUID
+
+from kvyield_server.domain.observation import EngineName, Flags
+
+
+class BasisKind(StrEnum):
+    """The rungs of the cold-start ladder, from least to most evidence."""
+
+    CONFIG_ONLY = "config_only"
+    TRANSFER = "transfer"
+    ONE_START = "one_start"
+    SEVERAL_STARTS = "several_starts"
+
+
+class Status(StrEnum):
+    OK = "ok"
+    AT_RISK = "at_risk"
+    INFEASIBLE = "infeasible"
+    NOT_ENOUGH_EVIDENCE = "not_enough_evidence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A median and a central interval that holds the truth with probability ``level``."""
+
+    median: float
+    low: float
+    high: float
+    level: float = 0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caution:
+    """A first-class warning: ``code`` is stable snake_case, ``detail`` is a sentence for people."""
+
+    code: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Basis:
+    """What an answer stands on."""
+
+    kind: BasisKind
+    deployment: str | None
+    observation_ids: tuple[UUID, ...] = ()
+    verified_prompt_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Pool and free memory of one set of flags; an estimate is None when there is not enough evidence."""
+
+    flags: Flags
+    pool_tokens: Estimate | None
+    kv_cache_gib: Estimate | None
+    free_at_ready_gib: Estimate | None
+    basis: Basis
+    warnings: tuple[Caution, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceItem:
+    """One observation as the fit saw it. ``use`` is point, bound, free_memory_only or set_aside; ``reason`` why."""
+
+    observation_id: UUID
+    use: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitSummary:
+    """A fitted deployment as the API and pages show it.
+
+    ``parameters`` maps a name with its unit (``slope_tokens_per_fraction``, ``zero_fraction``, ``bytes_per_token``,
+    ``base_memory_gib``, ``free_at_ready_intercept_gib``...) to its estimate.
+    """
+
+    deployment: str
+    deployment_id: str
+    engine: EngineName
+    engine_version: str | None
+    parameters: dict[str, Estimate]
+    basis: Basis
+    evidence: tuple[EvidenceItem, ...]
+    labels: tuple[str, ...]
+    warnings: tuple[Caution, ...] = ()
+    last_observed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    flag: str
+    from_value: object
+    to_value: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """A change of flags that gains pool or headroom, with what it is predicted to gain and what it costs."""
+
+    flags: Flags
+    gain_tokens: int
+    gain_gib: float
+    joint: float
+    cost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probability:
+    pool: float
+    memory: float
+    joint: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdvicePrediction:
+    pool_tokens: Estimate | None = None
+    free_at_ready_gib: Estimate | None = None
+    headroom_gib: Estimate | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    lowest: float
+    highest: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPlan:
+    expected: float
+    minutes: float | None
+    minutes_each: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What a person asks for. None means not said; ``flags`` are flags the asker wants held."""
+
+    target_tokens: int
+    reply_tokens: int = 0
+    concurrent: int = 1
+    confidence: float = 0.95
+    prompt_need_gib: float | None = None
+    flags: Flags = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advice:
+    """The answer to a question. All changes go into one restart."""
+
+    status: Status
+    engine: EngineName
+    flags: Flags
+    command_line: str
+    changes: tuple[Change, ...]
+    prediction: AdvicePrediction
+    probability: Probability | None
+    window: Window | None
+    restarts: RestartPlan | None
+    verification_seconds: float | None
+    basis: Basis
+    alternatives: tuple[Lever, ...]
+    warnings: tuple[Caution, ...]
+    explanation: str
+    binding_constraint: str | None = None

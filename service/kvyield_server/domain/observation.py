@@ -1,0 +1,166 @@
+"""What was recorded of one engine start: the value types that every layer shares.
+
+Units are in the names. ``gib`` is 2^30 bytes, which is what SGLang and vLLM print as "GB" or "GiB".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from types import MappingProxyType
+from uuid import UUID
+
+Scalar = None | bool | int | float | str
+Flags = Mapping[str, Scalar]
+"""The engine's own flag names, as resolved. A key with None is known to be off; a missing key is unknown."""
+
+Facts = Mapping[str, object]
+"""Fields of the model's own ``config.json``, as far as they are known (numbers, strings, lists of them)."""
+
+NOTHING: Mapping[str, Scalar] = MappingProxyType({})
+
+
+class EngineName(StrEnum):
+    """The engines whose logs and arithmetic kvyield knows."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+    TENSORRT_LLM = "tensorrt-llm"
+    LMDEPLOY = "lmdeploy"
+
+
+FRACTION_FLAG: Mapping[EngineName, str] = MappingProxyType(
+    {
+        EngineName.SGLANG: "mem_fraction_static",
+        EngineName.VLLM: "gpu_memory_utilization",
+        EngineName.TENSORRT_LLM: "free_gpu_memory_fraction",
+        EngineName.LMDEPLOY: "cache_max_entry_count",
+    }
+)
+
+
+class Outcome(StrEnum):
+    """How a start ended."""
+
+    READY = "ready"
+    REFUSED = "refused"  # the engine said no before or at the pool
+    OOM_STARTUP = "oom_startup"
+    OOM_RUNTIME = "oom_runtime"
+    FAILED = "failed"
+
+
+class Phase(StrEnum):
+    """Where in its life a start failed."""
+
+    LOAD = "load"
+    POOL = "pool"
+    GRAPH_CAPTURE = "graph_capture"
+    SERVING = "serving"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """GPU model times count. ``gpu`` carries the MIG profile when there is one; ``memory_gib`` is an attribute."""
+
+    gpu: str
+    gpu_count: int
+    memory_gib: float | None = None
+    unified_memory: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    name: str
+    revision: str | None = None
+    facts: Facts = field(default_factory=lambda: NOTHING)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    name: EngineName
+    version: str | None = None
+    variant: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What the engine logged. All memory figures are GiB and the minimum over ranks, except where the field says more.
+
+    ``free_before_load_gib`` is T and ``free_after_load_gib`` is A of the yield model. ``pool_tokens`` is per
+    data-parallel rank. ``free_at_pool_end_gib`` was read before graphs were captured: an upper bound of free at ready.
+    """
+
+    pool_tokens: int | None = None
+    free_at_ready_gib: float | None = None
+    free_at_pool_end_gib: float | None = None
+    free_before_load_gib: float | None = None
+    free_after_load_gib: float | None = None
+    kv_cache_gib: float | None = None
+    draft_kv_cache_gib: float | None = None
+    weights_gib: float | None = None
+    graph_gib: float | None = None
+    device_memory_gib: float | None = None
+    startup_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """How a start failed, in the engine's own words, with the evidence that the words hold.
+
+    ``minimum_fraction`` is SGLang's "minimum viable" (the zero crossing f0). ``prompt_tokens`` is the longest prompt in
+    flight at a run-time OOM. ``available_kv_cache_gib`` is what vLLM says it had when it refused.
+    """
+
+    phase: Phase = Phase.UNKNOWN
+    message: str | None = None
+    minimum_fraction: float | None = None
+    prompt_tokens: int | None = None
+    available_kv_cache_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """A long prompt sent to the running server; ``lowest_free_gib`` is the lowest over all cards meanwhile."""
+
+    prompt_tokens: int
+    passed: bool
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+    elapsed_seconds: float | None = None
+    time_to_first_token_seconds: float | None = None
+    answer_expected: str | None = None
+    answer_received: str | None = None
+    lowest_free_gib: float | None = None
+    free_before_gib: float | None = None
+    concurrent: int | None = None
+    memory_samples: int | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One engine start. ``source`` is log, endpoint, import or manual; times are UTC."""
+
+    id: UUID
+    observed_at: datetime
+    hardware: Hardware
+    model: Model
+    engine: Engine
+    outcome: Outcome
+    flags: Flags = field(default_factory=lambda: NOTHING)
+    measurements: Measurements = field(default_factory=Measurements)
+    failure: Failure | None = None
+    verifications: tuple[Verification, ...] = ()
+    host: str | None = None
+    source: str | None = None
+    recommendation_id: UUID | None = None
+    log_excerpt: str | None = None
+
+    @property
+    def fraction(self) -> float | None:
+        """The value of the engine's pool flag, as the engine resolved it."""
+        value = self.flags.get(FRACTION_FLAG[self.engine.name])
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
