@@ -1,0 +1,59 @@
+# Every verb of the project; CI runs the same ones. Needs Python 3.11 or newer and a reachable package index.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.kvyield-ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-fast check format serve migrate bench openapi wheels constraints clean
+
+help: ## list the verbs (this text)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## make the virtual environment with both distributions and the tools
+
+$(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "kvyield-server needs Python 3.11 or newer; say which with PYTHON=..." >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]' --editable clients/python
+	@touch $@
+
+demo: $(STAMP) ## the main job on an embedded database: read real logs, post the starts, print the advice
+	@$(BIN)/python docs/examples/demo.py
+
+test: $(STAMP) ## the whole suite: SQLite, a real PostgreSQL, real HTTP
+	$(BIN)/python -m pytest
+
+test-fast: $(STAMP) ## the suite without the slow parts (faults, simulations)
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(STAMP) ## format, lint, types, installed requirements
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy service/kvyield_server clients/python/kvyield
+	$(BIN)/python -m pip check --disable-pip-version-check
+
+format: $(STAMP) ## rewrite the code in the project's format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+serve: $(STAMP) ## serve on 127.0.0.1:8321 with an embedded database (kvyield.db)
+	$(BIN)/kvyield-server serve
+
+migrate: $(STAMP) ## bring the database of KVYIELD_DATABASE to the newest schema
+	$(BIN)/kvyield-server db upgrade
+
+bench: $(STAMP) ## every benchmark, ratios measured side by side in one run
+	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+openapi: $(STAMP) ## write the OpenAPI document to docs/openapi.json
+	$(BIN)/kvyield-server openapi > docs/openapi.json
+
+wheels: $(STAMP) ## build both distributions into dist/
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./clients/python
+
+constraints: $(STAMP) ## pin what is installed now into constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt
+
+clean: ## remove what the other verbs made
+	rm -rf $(VENV) .demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
