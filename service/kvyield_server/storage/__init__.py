@@ -1,0 +1,1 @@
+"""The ledger on disk: SQLite or PostgreSQL behind one unit of work, and the same in memory."""

@@ -1,0 +1,161 @@
+"""Stored forms: what the storage adds to the domain's values (ids, times, digests, marks)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Generic, TypeVar
+from uuid import UUID
+
+from kvyield_server.domain.answers import Advice, FitSummary, Question
+from kvyield_server.domain.observation import EngineName, Hardware, Model, Observation, Outcome
+
+T = TypeVar("T")
+
+
+class Role(StrEnum):
+    """What a token may do: post, ask, or manage."""
+
+    INGEST = "ingest"
+    READ = "read"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class PageKey:
+    """Where a page ended: the time and id of its last row. Pages run from the newest row to the oldest."""
+
+    at: datetime
+    id: UUID
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Rows in order, and the key to ask the next page with: None when this is the last one."""
+
+    items: tuple[T, ...]
+    next_key: PageKey | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairName:
+    """What names a pair, and its id."""
+
+    id: UUID
+    gpu: str
+    gpu_count: int
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """One hardware and one model, with attributes merged from all observations.
+
+    ``revision`` grows with every change of evidence or attributes: a fit made at an equal revision is still right.
+    ``observation_count``, ``last_observed_at`` and ``engines`` leave retracted observations out.
+    """
+
+    id: UUID
+    hardware: Hardware
+    model: Model
+    created_at: datetime
+    revision: int = 0
+    observation_count: int = 0
+    last_observed_at: datetime | None = None
+    engines: tuple[EngineName, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredObservation:
+    """An observation as kept. ``token_id`` is the token that it was posted with."""
+
+    observation: Observation
+    pair_id: UUID
+    received_at: datetime
+    content_digest: str
+    token_id: UUID | None = None
+    retracted_at: datetime | None = None
+    retraction_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationFilter:
+    """Which observations to list; None means any. Names match exactly; ``since`` <= observed_at < ``until``."""
+
+    pair_id: UUID | None = None
+    gpu: str | None = None
+    model: str | None = None
+    engine: EngineName | None = None
+    outcome: Outcome | None = None
+    host: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    token_id: UUID | None = None
+    include_retracted: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredFit:
+    """A deployment's fit, made from its pair's evidence at ``revision``."""
+
+    pair_id: UUID
+    revision: int
+    fitted_at: datetime
+    summary: FitSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredRecommendation:
+    """An answer that was given, with its question. ``observation_id`` is the start that settled it.
+
+    ``selector`` is the asker's own choice of pair and deployment, kept as given; ``pair_id`` is None for a cold start.
+    """
+
+    id: UUID
+    made_at: datetime
+    pair_id: UUID | None
+    question: Question
+    advice: Advice
+    selector: Mapping[str, object] = field(default_factory=dict)
+    observation_id: UUID | None = None
+    settled_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettledRecommendation:
+    """A recommendation and the start that followed it: what calibration counts."""
+
+    recommendation: StoredRecommendation
+    observation: StoredObservation
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApiToken:
+    """A bearer token; only its hash is kept. ``expires_at`` None means never."""
+
+    id: UUID
+    name: str
+    role: Role
+    token_hash: str
+    created_at: datetime
+    expires_at: datetime | None = None
+    revoked_at: datetime | None = None
+    last_used_at: datetime | None = None
+
+    def is_valid(self, at: datetime) -> bool:
+        """Say whether the token opens anything at that time."""
+        return self.revoked_at is None and (self.expires_at is None or at < self.expires_at)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """Who did what to which thing. ``actor`` is a token's name, or ``cli``."""
+
+    id: UUID
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    details: Mapping[str, object] = field(default_factory=dict)
