@@ -1,0 +1,74 @@
+"""What is known of one card, and the error that says what to do when there is none."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+GIB = 1 << 30
+MIB = 1 << 20
+
+Tool = Literal["nvml", "nvidia-smi", "amd-smi", "rocm-smi"]
+
+_SHARES_HOST_MEMORY = re.compile(
+    r"""\b(?:GB10|GH200|GB200|GB300|Grace|Orin|Xavier|Thor|Tegra|Jetson|DGX\ Spark        # NVIDIA
+        |MI300A|gfx90c|gfx103[56]|gfx1103|gfx115\d|Strix|8060S|8050S|8[48]0M|7[48]0M)\b          # AMD
+    """,
+    re.IGNORECASE | re.VERBOSE,
+)
+
+
+class GpuError(Exception):
+    """No card could be read. The text says why, tool by tool, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Neighbour:
+    """A process that holds memory on a card. ``used_gib`` is None where the driver does not say."""
+
+    pid: int
+    name: str | None
+    used_gib: float | None
+
+
+@dataclass(frozen=True)
+class Card:
+    """One card, or one MIG device of a card, as its own tool reports it.
+
+    ``memory_gib`` is the tool's total over 2^30 and ``free_gib`` its free memory at the moment of asking.
+    ``unified_memory`` is true where the host's processes and page cache live in the same memory (GB10, Jetson, Grace
+    superchips, APUs). ``mig`` is the MIG profile ("1g.10gb"); the MIG devices of one card share its ``index``.
+    """
+
+    index: int
+    name: str
+    memory_gib: float
+    free_gib: float
+    unified_memory: bool = False
+    mig: str | None = None
+    uuid: str | None = None
+    neighbours: tuple[Neighbour, ...] = ()
+    tool: Tool = "nvml"
+    bus_id: str | None = None
+
+
+def shares_host_memory(name: str) -> bool:
+    """Whether a card of this name uses the host's own memory, or memory that the host may use too."""
+    return _SHARES_HOST_MEMORY.search(name) is not None
+
+
+def mig_profile(name: str) -> str | None:
+    """The MIG profile inside a device's name: ``NVIDIA A100-SXM4-40GB MIG 1g.5gb`` gives ``1g.5gb``."""
+    found = re.search(r"\bMIG\s+(\S+)", name)
+    return found.group(1) if found else None
+
+
+def hardware_name(cards: Sequence[Card]) -> str:
+    """The one name of these cards, with its MIG profile. Raises GpuError when they are of several kinds."""
+    names = sorted({card.name for card in cards})
+    if len(names) != 1:
+        kinds = ", ".join(names) or "none"
+        raise GpuError(f"these cards are not of one kind ({kinds}): choose the engine's with CUDA_VISIBLE_DEVICES")
+    return names[0]

@@ -1,0 +1,126 @@
+"""NVIDIA cards through NVML: a library call of about 20 microseconds a card, no subprocess."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kvyield.gpu._card import GIB, Card, GpuError, Neighbour, mig_profile, shares_host_memory
+from kvyield.gpu._host_memory import host_memory_gib
+
+Nvml = Any
+"""The ``pynvml`` module, or anything with its functions: it carries no types of its own."""
+
+
+def load_nvml() -> Nvml:
+    """The ``pynvml`` module. Raises GpuError when it is not installed."""
+    try:
+        return importlib.import_module("pynvml")
+    except ImportError as error:
+        raise GpuError("NVML: the package nvidia-ml-py is not installed") from error
+
+
+@contextlib.contextmanager
+def nvml_session(nvml: Nvml) -> Iterator[None]:
+    """NVML initialised for as long as the block runs. Raises GpuError when there is no NVIDIA driver."""
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        raise GpuError(f"NVML: {error}") from error
+    try:
+        yield
+    finally:
+        with contextlib.suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def nvml_cards(nvml: Nvml | None = None) -> list[Card]:
+    """All NVIDIA cards, MIG devices in place of the cards that are split. Raises GpuError when NVML cannot be asked."""
+    nvml = load_nvml() if nvml is None else nvml
+    with nvml_session(nvml):
+        try:
+            return [_card(nvml, index, handle) for index, handle in nvml_handles(nvml)]
+        except nvml.NVMLError as error:
+            raise GpuError(f"NVML: {error}") from error
+
+
+def nvml_handles(nvml: Nvml) -> list[tuple[int, object]]:
+    """Index and handle of every card; a card in MIG mode gives the handles of its MIG devices."""
+    found: list[tuple[int, object]] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        card = nvml.nvmlDeviceGetHandleByIndex(index)
+        found += [(index, handle) for handle in _mig_handles(nvml, card) or [card]]
+    return found
+
+
+def free_gib(nvml: Nvml, handle: object) -> float:
+    """Free GiB of one card or MIG device; of the host where the card has no memory of its own."""
+    return _memory_gib(nvml, handle)[1]
+
+
+def _mig_handles(nvml: Nvml, card: object) -> list[object]:
+    try:
+        if nvml.nvmlDeviceGetMigMode(card)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+            return []
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(card)
+    except nvml.NVMLError:
+        return []
+    handles = []
+    for slot in range(count):
+        with contextlib.suppress(nvml.NVMLError):
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, slot))
+    return handles
+
+
+def _card(nvml: Nvml, index: int, handle: object) -> Card:
+    name = _text(nvml.nvmlDeviceGetName(handle))
+    total, free, from_host = _memory_gib(nvml, handle)
+    return Card(
+        index=index,
+        name=name,
+        memory_gib=total,
+        free_gib=free,
+        unified_memory=from_host or shares_host_memory(name),
+        mig=mig_profile(name),
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        neighbours=_neighbours(nvml, handle),
+    )
+
+
+def _memory_gib(nvml: Nvml, handle: object) -> tuple[float, float, bool]:
+    """Total, free, and whether the host's memory had to answer: NVML says "Not Supported" on GB10 and Jetson."""
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    except nvml.NVMLError as error:
+        if error.value != nvml.NVML_ERROR_NOT_SUPPORTED:
+            raise
+        return (*host_memory_gib(), True)
+    if not memory.total:
+        return (*host_memory_gib(), True)
+    return memory.total / GIB, memory.free / GIB, False
+
+
+def _neighbours(nvml: Nvml, handle: object) -> tuple[Neighbour, ...]:
+    try:
+        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
+        return ()
+    used = {process.pid: process.usedGpuMemory for process in processes}
+    return tuple(
+        Neighbour(pid, process_name(pid), None if held is None else held / GIB) for pid, held in sorted(used.items())
+    )
+
+
+def process_name(pid: int, proc: Path = Path("/proc")) -> str | None:
+    """The short name of a process, or None when it is in another namespace or gone."""
+    try:
+        return (proc / str(pid) / "comm").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

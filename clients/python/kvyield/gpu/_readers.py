@@ -1,0 +1,98 @@
+"""Readers of free memory, made to be called fifty times a second."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from kvyield.gpu._amd import amd_smi_cards, rocm_smi_cards
+from kvyield.gpu._card import GIB, Card, GpuError
+from kvyield.gpu._nvidia_smi import nvidia_smi_cards
+from kvyield.gpu._nvml import Nvml, free_gib, load_nvml, nvml_handles, nvml_session
+
+SYSFS = Path("/sys")
+
+
+class FreeReader(Protocol):
+    """Reads free memory of a fixed list of cards, in their order."""
+
+    def read(self) -> Sequence[float]:
+        """Free GiB of each card now. Raises GpuError when a card cannot be read."""
+        ...
+
+
+@contextlib.contextmanager
+def open_reader(cards: Sequence[Card], *, nvml: Nvml | None = None, sysfs: Path = SYSFS) -> Iterator[FreeReader]:
+    """The cheapest reader for these cards: NVML, sysfs for AMD, otherwise the vendor's tool at each reading."""
+    if not cards:
+        raise GpuError("there is no card to read")
+    tool = cards[0].tool
+    if tool == "nvml":
+        nvml = load_nvml() if nvml is None else nvml
+        with nvml_session(nvml):
+            yield _NvmlReader(nvml, cards)
+        return
+    directories = [sysfs / "bus/pci/devices" / (card.bus_id or "-").lower() for card in cards]
+    if all((directory / "mem_info_vram_total").exists() for directory in directories):
+        yield _SysfsReader(directories, gtt=[card.unified_memory for card in cards])
+    else:
+        yield _ToolReader(cards)
+
+
+class _NvmlReader:
+    def __init__(self, nvml: Nvml, cards: Sequence[Card]) -> None:
+        wanted = {card.uuid: position for position, card in enumerate(cards)}
+        handles: dict[int, object] = {}
+        for _, handle in nvml_handles(nvml):
+            uuid = nvml.nvmlDeviceGetUUID(handle)
+            position = wanted.get(uuid.decode() if isinstance(uuid, bytes) else uuid)
+            if position is not None:
+                handles[position] = handle
+        if len(handles) != len(cards):
+            raise GpuError("NVML no longer lists all the cards that it listed before")
+        self._nvml = nvml
+        self._handles = [handles[position] for position in range(len(cards))]
+
+    def read(self) -> Sequence[float]:
+        """Free GiB of each card by NVML."""
+        try:
+            return [free_gib(self._nvml, handle) for handle in self._handles]
+        except self._nvml.NVMLError as error:
+            raise GpuError(f"NVML: {error}") from error
+
+
+class _SysfsReader:
+    def __init__(self, directories: Sequence[Path], gtt: Sequence[bool]) -> None:
+        self._pools = [
+            [directory / f"mem_info_{kind}_" for kind in (("vram", "gtt") if shared else ("vram",))]
+            for directory, shared in zip(directories, gtt, strict=True)
+        ]
+
+    def read(self) -> Sequence[float]:
+        """Free GiB of each card by the amdgpu driver's files."""
+        return [max(_sysfs_pool(pool) for pool in pools)[1] for pools in self._pools]
+
+
+def _sysfs_pool(stem: Path) -> tuple[float, float]:
+    try:
+        total, used = (int(Path(f"{stem}{field}").read_text()) for field in ("total", "used"))
+    except (OSError, ValueError) as error:
+        raise GpuError(f"{stem}total and {stem}used cannot be read: {error}") from error
+    return total / GIB, (total - used) / GIB
+
+
+class _ToolReader:
+    def __init__(self, cards: Sequence[Card]) -> None:
+        finders = {"nvidia-smi": nvidia_smi_cards, "amd-smi": amd_smi_cards, "rocm-smi": rocm_smi_cards}
+        self._find = finders[cards[0].tool]
+        self._keys = [(card.index, card.uuid) for card in cards]
+
+    def read(self) -> Sequence[float]:
+        """Free GiB of each card by the vendor's tool: tenths of a second a reading."""
+        free = {(card.index, card.uuid): card.free_gib for card in self._find()}
+        try:
+            return [free[key] for key in self._keys]
+        except KeyError as error:
+            raise GpuError(f"the tool no longer lists card {error}") from error

@@ -1,0 +1,51 @@
+"""Which cards an engine in this environment sees: CUDA_VISIBLE_DEVICES and its AMD relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from kvyield.gpu._card import Card, GpuError
+
+
+def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
+    """The cards that the environment leaves visible, in its order. Raises GpuError when it hides all of them."""
+    nvidia = bool(cards) and cards[0].tool in ("nvml", "nvidia-smi")
+    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
+    names = ["CUDA_VISIBLE_DEVICES"] if nvidia else ["ROCR_VISIBLE_DEVICES", hip]
+    left = list(cards)
+    for name in names:
+        if name in environ:
+            left = _chosen(left, environ[name], by_position=name != "CUDA_VISIBLE_DEVICES" or not nvidia)
+            if cards and not left:
+                raise GpuError(
+                    f"{name}={environ[name]!r} hides all {len(cards)} cards: unset it for kvyield, or give it the "
+                    "value that the engine has"
+                )
+    return left
+
+
+def _chosen(cards: Sequence[Card], value: str, *, by_position: bool) -> list[Card]:
+    """CUDA's own rule: entries count up to the first that names no card; a card named twice counts once."""
+    chosen: list[Card] = []
+    for entry in value.split(","):
+        card = _named(cards, entry.strip(), by_position=by_position)
+        if card is None:
+            break
+        if card not in chosen:
+            chosen.append(card)
+    return chosen
+
+
+def _named(cards: Sequence[Card], entry: str, *, by_position: bool) -> Card | None:
+    if entry.isdigit():
+        numbered: Iterable[tuple[int, Card]] = enumerate(cards) if by_position else ((c.index, c) for c in cards)
+        return next((card for number, card in numbered if number == int(entry)), None)
+    matches = [card for card in cards if entry and card.uuid and _same_uuid(card.uuid, entry)]
+    return matches[0] if len(matches) == 1 else None
+
+
+def _same_uuid(uuid: str, entry: str) -> bool:
+    """CUDA takes any unambiguous beginning of a UUID; ROCm writes ``GPU-`` before the hexadecimal id."""
+    bare = entry.lower().removeprefix("gpu-")
+    known = uuid.lower().removeprefix("gpu-").removeprefix("0x")
+    return bool(bare) and known.startswith(bare)

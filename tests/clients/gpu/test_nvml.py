@@ -1,0 +1,97 @@
+"""Cards as NVML reports them."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from kvyield.gpu import GpuError, cards, hardware_name, open_reader
+from kvyield.gpu._nvml import nvml_cards
+from standin.nvml import GIB, FakeCard, FakeNvml
+
+BLACKWELL = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+
+
+def test_a_card_carries_the_tools_own_total_in_gib() -> None:
+    """The total is the tool's own number over 2^30, so nvidia-smi's 97,887 MiB is 95.59 GiB."""
+    nvml = FakeNvml([FakeCard(BLACKWELL, "GPU-1", total_gib=97887 / 1024, free_gib=lambda: 4.25)])
+    (card,) = nvml_cards(nvml)
+    assert (card.name, round(card.memory_gib, 2), card.free_gib) == (BLACKWELL, 95.59, 4.25)
+    assert (card.unified_memory, card.mig, nvml.sessions) == (False, None, 0)
+
+
+def test_a_split_card_is_listed_as_its_mig_devices() -> None:
+    """A card in MIG mode gives one entry per MIG device, with the profile, and none for itself."""
+    slices = [
+        FakeCard(f"NVIDIA H100 80GB HBM3 MIG {p}", f"MIG-{p}", total_gib=g)
+        for p, g in (("1g.10gb", 10), ("2g.20gb", 20))
+    ]
+    whole = FakeCard("NVIDIA H100 80GB HBM3", "GPU-2")
+    found = nvml_cards(FakeNvml([FakeCard("NVIDIA H100 80GB HBM3", "GPU-1", mig_devices=slices), whole]))
+    assert [(card.index, card.mig, card.memory_gib) for card in found] == [
+        (0, "1g.10gb", 10),
+        (0, "2g.20gb", 20),
+        (1, None, 80),
+    ]
+
+
+def test_a_card_without_memory_of_its_own_answers_with_the_hosts() -> None:
+    """GB10 says "Not Supported" for memory: the host's total and available memory are its memory."""
+    (card,) = nvml_cards(FakeNvml([FakeCard("NVIDIA GB10", "GPU-1", total_gib=None)]))
+    assert card.unified_memory
+    assert (
+        0
+        < card.free_gib
+        <= card.memory_gib
+        == pytest.approx(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / GIB, rel=0.2)
+    )
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA GB10", "NVIDIA GH200 480GB", "NVIDIA Jetson AGX Orin", "Orin (nvgpu)", "NVIDIA Thor"]
+)
+def test_cards_that_share_the_hosts_memory_are_recognised_by_name(name: str) -> None:
+    """GB10, Jetson and Grace are marked as unified memory even where NVML gives figures."""
+    (card,) = nvml_cards(FakeNvml([FakeCard(name, "GPU-1")]))
+    assert card.unified_memory
+
+
+def test_other_processes_on_a_card_are_its_neighbours() -> None:
+    """Every process on the card is listed with its memory, except those that the caller calls its own."""
+    nvml = FakeNvml([FakeCard("NVIDIA L4", "GPU-1", processes=[(4000001, 2 * GIB), (4000002, None), (4000003, GIB)])])
+    (card,) = cards(environ={}, finders=[lambda: nvml_cards(nvml)], except_pids=frozenset({4000003}))
+    assert [(n.pid, n.name, n.used_gib) for n in card.neighbours] == [(4000001, None, 2.0), (4000002, None, None)]
+
+
+def test_a_driver_that_is_not_loaded_is_a_gpu_error() -> None:
+    """NVML's own words are in the error."""
+    with pytest.raises(GpuError, match="Driver Not Loaded"):
+        nvml_cards(FakeNvml(driver=False))
+
+
+def test_a_reader_reads_the_cards_in_their_order_and_ends_its_session() -> None:
+    """Free memory comes back in the order of the cards given, whatever NVML's order is."""
+    nvml = FakeNvml([FakeCard("NVIDIA L4", f"GPU-{n}", free_gib=lambda n=n: float(n)) for n in range(3)])
+    listed = nvml_cards(nvml)
+    with open_reader([listed[2], listed[0]], nvml=nvml) as reader:
+        assert (list(reader.read()), nvml.sessions) == ([2.0, 0.0], 1)
+        nvml.lost = True
+        with pytest.raises(GpuError, match="GPU is lost"):
+            reader.read()
+    assert nvml.sessions == 0
+
+
+def test_a_reader_refuses_cards_that_are_gone() -> None:
+    """A card that NVML no longer lists is an error at opening, not a shorter list of readings."""
+    listed = nvml_cards(FakeNvml([FakeCard("NVIDIA L4", "GPU-1")]))
+    with pytest.raises(GpuError, match="no longer"), open_reader(listed, nvml=FakeNvml([])):
+        pass
+
+
+def test_hardware_of_several_kinds_has_no_one_name() -> None:
+    """Cards of two kinds are refused by name with the way to choose."""
+    mixed = nvml_cards(FakeNvml([FakeCard("NVIDIA L4", "GPU-1"), FakeCard("NVIDIA T4", "GPU-2")]))
+    assert hardware_name(mixed[:1]) == "NVIDIA L4"
+    with pytest.raises(GpuError, match=r"NVIDIA L4, NVIDIA T4.*CUDA_VISIBLE_DEVICES"):
+        hardware_name(mixed)

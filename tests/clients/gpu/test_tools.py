@@ -1,0 +1,142 @@
+"""Cards as the vendors' command-line tools print them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from kvyield.gpu import Card, GpuError, open_reader
+from kvyield.gpu._amd import amd_smi_cards, rocm_smi_cards
+from kvyield.gpu._card import GIB
+from kvyield.gpu._nvidia_smi import nvidia_smi_cards
+from kvyield.gpu._tools import run_tool
+
+GPU = """<gpu id="00000000:01:00.0"><product_name>{name}</product_name><uuid>GPU-1</uuid>{mig}
+<fb_memory_usage><total>{total}</total><reserved>500 MiB</reserved><used>2000 MiB</used><free>{free}</free>
+</fb_memory_usage><processes><process_info><pid>77</pid><type>C</type><process_name>python3</process_name>
+<used_memory>1536 MiB</used_memory></process_info></processes></gpu>"""
+MIG = """<mig_devices><mig_device><index>0</index><fb_memory_usage><total>9728 MiB</total><free>9000 MiB</free>
+</fb_memory_usage></mig_device></mig_devices>"""
+
+
+def prints(outputs: dict[str, str]) -> Callable[[Sequence[str]], str]:
+    def run(command: Sequence[str]) -> str:
+        for words, output in outputs.items():
+            if words in " ".join(command):
+                return output
+        raise GpuError(f"unexpected {command}")
+
+    return run
+
+
+def nvidia(name: str, total: str, free: str, mig: str = "") -> dict[str, str]:
+    log = f"<nvidia_smi_log>{GPU.format(name=name, total=total, free=free, mig=mig)}</nvidia_smi_log>"
+    return {"-q -x": log, "-L": f"GPU 0: {name} (UUID: GPU-1)\n  MIG 1g.10gb     Device  0: (UUID: MIG-9)\n"}
+
+
+def test_nvidia_smi_gives_the_same_card_as_nvml_would() -> None:
+    """Name, total, free and processes are read from the XML."""
+    (card,) = nvidia_smi_cards(prints(nvidia("NVIDIA H200", "143771 MiB", "141000 MiB")))
+    assert (card.name, card.memory_gib, card.free_gib) == ("NVIDIA H200", 143771 / 1024, 141000 / 1024)
+    assert [(n.pid, n.name, n.used_gib) for n in card.neighbours] == [(77, "python3", 1.5)]
+
+
+def test_nvidia_smi_names_mig_devices_by_profile() -> None:
+    """MIG devices carry their own memory, profile and UUID."""
+    (card,) = nvidia_smi_cards(prints(nvidia("NVIDIA H100", "81559 MiB", "80000 MiB", MIG)))
+    assert (card.name, card.mig, card.uuid, card.memory_gib) == ("NVIDIA H100 MIG 1g.10gb", "1g.10gb", "MIG-9", 9.5)
+
+
+def test_nvidia_smi_without_memory_figures_means_the_hosts_memory() -> None:
+    """``N/A`` on GB10 is answered by the host."""
+    (card,) = nvidia_smi_cards(prints(nvidia("NVIDIA GB10", "N/A", "N/A")))
+    assert card.unified_memory
+    assert card.memory_gib > 0
+
+
+def test_broken_output_is_a_gpu_error() -> None:
+    """Neither tool's garbage escapes as another exception."""
+    with pytest.raises(GpuError, match="XML"):
+        nvidia_smi_cards(prints({"-q -x": "Failed to initialize"}))
+    with pytest.raises(GpuError, match="JSON"):
+        amd_smi_cards(prints({"static": "ERROR"}))
+
+
+AMD = {
+    "static": json.dumps(
+        [
+            {
+                "gpu": 0,
+                "asic": {"market_name": "AMD Instinct MI300X", "target_graphics_version": "gfx942"},
+                "bus": {"bdf": "0000:05:00.0"},
+                "vram": {"size": {"value": 196592, "unit": "MB"}},
+            }
+        ]
+    ),
+    "metric": json.dumps(
+        [
+            {
+                "gpu": 0,
+                "mem_usage": {
+                    "total_vram": {"value": 196592, "unit": "MB"},
+                    "used_vram": {"value": 1024, "unit": "MB"},
+                },
+            }
+        ]
+    ),
+    "list": json.dumps([{"gpu": 0, "bdf": "0000:05:00.0", "uuid": "4cff74a1-0000-1000-80f5-c9c1e6cf1b9e"}]),
+    "process": json.dumps(
+        [
+            {
+                "gpu": 0,
+                "process_list": [
+                    {"process_info": {"name": "python", "pid": 8, "mem_usage": {"value": GIB, "unit": "B"}}}
+                ],
+            }
+        ]
+    ),
+}
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_amd_smi_of_both_json_shapes_is_read(wrapped: bool) -> None:
+    """The list of ROCm 6 and the ``gpu_data`` object of ROCm 7 give the same card; its MB are MiB."""
+    outputs = {words: f'{{"gpu_data": {text}}}' if wrapped else text for words, text in AMD.items()}
+    (card,) = amd_smi_cards(prints(outputs))
+    assert (card.name, card.memory_gib, card.free_gib) == ("AMD Instinct MI300X", 196592 / 1024, 195568 / 1024)
+    assert (card.unified_memory, card.bus_id) == (False, "0000:05:00.0")
+    assert [(n.pid, n.name, n.used_gib) for n in card.neighbours] == [(8, "python", 1.0)]
+
+
+def test_an_apu_with_a_small_carve_out_has_its_gtt_as_memory() -> None:
+    """On an APU the larger of VRAM and GTT is what a model can use."""
+    row = {"Card Series": "AMD Radeon Graphics", "GFX Version": "gfx1151", "PCI Bus": "0000:C5:00.0"}
+    row |= {"VRAM Total Memory (B)": str(GIB // 2), "VRAM Total Used Memory (B)": "0"}
+    row |= {"GTT Total Memory (B)": str(96 * GIB), "GTT Total Used Memory (B)": str(GIB)}
+    (card,) = rocm_smi_cards(prints({"rocm-smi": "WARNING: low power\n" + json.dumps({"card0": row, "system": {}})}))
+    assert (card.memory_gib, card.free_gib, card.unified_memory) == (96.0, 95.0, True)
+
+
+def test_amd_memory_is_sampled_from_the_drivers_files(tmp_path: Path) -> None:
+    """No subprocess is needed where the amdgpu driver's files are there."""
+    device = tmp_path / "bus/pci/devices/0000:c5:00.0"
+    device.mkdir(parents=True)
+    (device / "mem_info_vram_total").write_text(f"{8 * GIB}\n")
+    (device / "mem_info_vram_used").write_text(f"{GIB}\n")
+    card = Card(0, "AMD Instinct MI300X", 8.0, 8.0, tool="rocm-smi", bus_id="0000:C5:00.0")
+    with open_reader([card], sysfs=tmp_path) as reader:
+        assert list(reader.read()) == [7.0]
+        (device / "mem_info_vram_used").unlink()
+        with pytest.raises(GpuError, match="cannot be read"):
+            reader.read()
+
+
+def test_a_missing_or_failing_tool_is_a_gpu_error() -> None:
+    """The error is the tool's own first line, or that it is not there."""
+    with pytest.raises(GpuError, match="not on PATH"):
+        run_tool(["kvyield-no-such-tool"])
+    with pytest.raises(GpuError, match="No such file"):
+        run_tool(["ls", "/kvyield-no-such-folder"])

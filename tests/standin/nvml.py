@@ -1,0 +1,86 @@
+"""A stand-in for the ``pynvml`` module: cards in plain Python, with the real module's names and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+
+GIB = 1 << 30
+
+
+class FakeNvmlError(Exception):
+    """NVML's error, with its number."""
+
+    def __init__(self, value: int, text: str) -> None:
+        super().__init__(text)
+        self.value = value
+
+
+@dataclass
+class FakeCard:
+    """One card or MIG device. ``total_gib`` None is a card without memory of its own."""
+
+    name: str
+    uuid: str
+    total_gib: float | None = 80.0
+    free_gib: Callable[[], float] = lambda: 70.0
+    mig_devices: Sequence[FakeCard] = ()
+    processes: Sequence[tuple[int, int | None]] = ()
+
+
+@dataclass
+class FakeNvml:
+    """What ``kvyield.gpu`` uses of ``pynvml``."""
+
+    cards: Sequence[FakeCard] = ()
+    driver: bool = True
+    sessions: int = 0
+    lost: bool = False
+
+    NVMLError = FakeNvmlError
+    NVML_DEVICE_MIG_ENABLE = 1
+    NVML_ERROR_NOT_SUPPORTED = 3
+
+    def nvmlInit(self) -> None:  # noqa: N802 - the real module's name
+        if not self.driver:
+            raise FakeNvmlError(9, "Driver Not Loaded")
+        self.sessions += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802 - the real module's name
+        self.sessions -= 1
+
+    def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - the real module's name
+        return len(self.cards)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:  # noqa: N802 - the real module's name
+        return self.cards[index]
+
+    def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:  # noqa: N802 - the real module's name
+        if not card.mig_devices:
+            raise FakeNvmlError(3, "Not Supported")
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card: FakeCard) -> int:  # noqa: N802 - the real module's name
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: FakeCard, slot: int) -> FakeCard:  # noqa: N802 - ditto
+        if slot >= len(card.mig_devices):
+            raise FakeNvmlError(6, "Not Found")
+        return card.mig_devices[slot]
+
+    def nvmlDeviceGetName(self, card: FakeCard) -> str:  # noqa: N802 - the real module's name
+        return card.name
+
+    def nvmlDeviceGetUUID(self, card: FakeCard) -> str:  # noqa: N802 - the real module's name
+        return card.uuid
+
+    def nvmlDeviceGetMemoryInfo(self, card: FakeCard) -> SimpleNamespace:  # noqa: N802 - the real module's name
+        if self.lost:
+            raise FakeNvmlError(15, "GPU is lost")
+        if card.total_gib is None:
+            raise FakeNvmlError(3, "Not Supported")
+        return SimpleNamespace(total=int(card.total_gib * GIB), free=int(card.free_gib() * GIB))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: FakeCard) -> list[SimpleNamespace]:  # noqa: N802 - ditto
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
