@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_a_driver_that_is_not_loaded_is_a_gpu_error() -> None:
 
 def test_a_reader_reads_the_cards_in_their_order_and_ends_its_session() -> None:
     """Free memory comes back in the order of the cards given, whatever NVML's order is."""
-    nvml = FakeNvml([FakeCard("NVIDIA L4", f"GPU-{n}", free_gib=lambda n=n: float(n)) for n in range(3)])
+    nvml = FakeNvml([FakeCard("NVIDIA L4", f"GPU-{n}", free_gib=partial(float, n)) for n in range(3)])
     listed = nvml_cards(nvml)
     with open_reader([listed[2], listed[0]], nvml=nvml) as reader:
         assert (list(reader.read()), nvml.sessions) == ([2.0, 0.0], 1)
