@@ -1,0 +1,296 @@
+"""What a service answers, as lenient structs: fields that a newer service adds are tolerated.
+
+Names, units and optionality are those of the API. Times are aware and UTC; ``_gib`` is 2^30 bytes.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from msgspec import Struct, field
+
+from kvyield._sent import (
+    Engine,
+    Failure,
+    Hardware,
+    Measurements,
+    Model,
+    Observation,
+    Verification,
+)
+
+
+class Received(Struct, kw_only=True):
+    """Base of what a service answers; unknown fields are tolerated."""
+
+
+class HardwareOut(Hardware, forbid_unknown_fields=False):
+    """Hardware as the service tells it."""
+
+
+class ModelOut(Model, forbid_unknown_fields=False):
+    """A model as the service tells it."""
+
+
+class EngineOut(Engine, forbid_unknown_fields=False):
+    """An engine as the service tells it."""
+
+
+class MeasurementsOut(Measurements, forbid_unknown_fields=False):
+    """Measurements as the service tells them."""
+
+
+class FailureOut(Failure, forbid_unknown_fields=False):
+    """A failure as the service tells it."""
+
+
+class VerificationOut(Verification, forbid_unknown_fields=False):
+    """A verification as the service tells it."""
+
+
+class StoredObservation(Observation, kw_only=True, forbid_unknown_fields=False):
+    """An observation in the ledger."""
+
+    hardware: HardwareOut
+    model: ModelOut
+    engine: EngineOut
+    measurements: MeasurementsOut = field(default_factory=MeasurementsOut)
+    failure: FailureOut | None = None
+    verifications: list[VerificationOut] = field(default_factory=list)  # type: ignore[assignment]  # list is invariant
+    pair_id: UUID | None = None
+    received_at: datetime | None = None
+    retracted_at: datetime | None = None
+    retraction_reason: str | None = None
+
+
+class Fault(Received, kw_only=True):
+    """One fault of a refused body; ``pointer`` is a JSON pointer."""
+
+    pointer: str = ""
+    detail: str = ""
+
+
+class Problem(Received, kw_only=True):
+    """Why the service refused or failed (RFC 9457)."""
+
+    type: str = "about:blank"
+    title: str | None = None
+    status: int | None = None
+    detail: str | None = None
+    instance: str | None = None
+    errors: list[Fault] = field(default_factory=list)
+    request_id: str | None = None
+
+
+class BatchItem(Received, kw_only=True):
+    """What became of one observation of a batch: 201 stored, 200 known already, else ``problem`` says why not."""
+
+    index: int
+    status: int
+    id: UUID | None = None
+    problem: Problem | None = None
+
+
+class Estimate(Received, kw_only=True):
+    """A median and a central interval that holds the truth with probability ``level``."""
+
+    median: float
+    low: float
+    high: float
+    level: float = 0.9
+
+
+class Caution(Received, kw_only=True):
+    """A first-class warning: a stable ``code`` and a sentence for people."""
+
+    code: str
+    detail: str = ""
+
+
+class Basis(Received, kw_only=True):
+    """What an answer stands on."""
+
+    kind: str
+    deployment: str | None = None
+    observation_ids: list[UUID] = field(default_factory=list)
+    verified_prompt_tokens: int | None = None
+
+
+class Prediction(Received, kw_only=True):
+    """Pool and free memory of one set of flags; an estimate is None when there is not enough evidence."""
+
+    flags: dict[str, object] = field(default_factory=dict)
+    pool_tokens: Estimate | None = None
+    kv_cache_gib: Estimate | None = None
+    free_at_ready_gib: Estimate | None = None
+    basis: Basis | None = None
+    warnings: list[Caution] = field(default_factory=list)
+
+
+class Change(Received, kw_only=True, rename={"from_value": "from", "to_value": "to"}):
+    """A flag that changes, and why."""
+
+    flag: str
+    from_value: object = None
+    to_value: object = None
+    reason: str = ""
+
+
+class Probability(Received, kw_only=True):
+    """Of the pool holding the target, of the memory sufficing, and of both."""
+
+    pool: float | None = None
+    memory: float | None = None
+    joint: float | None = None
+
+
+class Window(Received, kw_only=True):
+    """The fractions that satisfy both conditions."""
+
+    lowest: float
+    highest: float
+
+
+class RestartPlan(Received, kw_only=True):
+    """How many restarts to expect and how long they take."""
+
+    expected: float | None = None
+    minutes: float | None = None
+    minutes_each: float | None = None
+
+
+class Lever(Received, kw_only=True):
+    """A change of flags that gains pool or headroom, with what it is predicted to gain and what it costs."""
+
+    flags: dict[str, object] = field(default_factory=dict)
+    gain_tokens: float | None = None
+    gain_gib: float | None = None
+    joint: float | None = None
+    cost: str | None = None
+
+
+class AdvicePrediction(Received, kw_only=True):
+    """What the advised flags are predicted to give."""
+
+    pool_tokens: Estimate | None = None
+    free_at_ready_gib: Estimate | None = None
+    headroom_gib: Estimate | None = None
+
+
+class Recommendation(Received, kw_only=True):
+    """The answer to ``recommend``. ``status``: ok, at_risk, infeasible or not_enough_evidence."""
+
+    status: str
+    engine: str | None = None
+    id: UUID | None = None
+    flags: dict[str, object] = field(default_factory=dict)
+    command_line: str | None = None
+    changes: list[Change] = field(default_factory=list)
+    prediction: AdvicePrediction | None = None
+    probability: Probability | None = None
+    window: Window | None = None
+    restarts: RestartPlan | None = None
+    verification_seconds: float | None = None
+    basis: Basis | None = None
+    alternatives: list[Lever] = field(default_factory=list)
+    warnings: list[Caution] = field(default_factory=list)
+    explanation: str | None = None
+    binding_constraint: str | None = None
+
+
+class Pair(Received, kw_only=True):
+    """One hardware and one model."""
+
+    id: UUID
+    hardware: HardwareOut
+    model: ModelOut
+    observation_count: int | None = None
+    last_observed_at: datetime | None = None
+    engines: list[str] = field(default_factory=list)
+
+
+class Fit(Received, kw_only=True):
+    """One fitted deployment: parameters by name with unit, evidence used and set aside, labels."""
+
+    deployment: str
+    deployment_id: str | None = None
+    engine: str | None = None
+    engine_version: str | None = None
+    parameters: dict[str, Estimate | None] = field(default_factory=dict)
+    basis: Basis | None = None
+    evidence: list[dict[str, object]] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    warnings: list[Caution] = field(default_factory=list)
+
+
+class Health(Received, kw_only=True):
+    """Whether the service can work: ``status`` and what was checked."""
+
+    status: str = ""
+    checks: dict[str, object] = field(default_factory=dict)
+    version: str | None = None
+
+
+class Receipt(Received, kw_only=True):
+    """What became of a posted observation: the stored one's id (the first one's, when the content was known)."""
+
+    id: UUID
+    pair_id: UUID | None = None
+    received_at: datetime | None = None
+    created: bool = True
+
+
+class BatchAnswer(Received, kw_only=True):
+    """One item for each observation of a batch."""
+
+    items: list[BatchItem]
+
+
+class ObservationPage(Received, kw_only=True):
+    """A page of the ledger, newest first."""
+
+    items: list[StoredObservation]
+    next_page_token: str | None = None
+
+
+class PairPage(Received, kw_only=True):
+    """A page of pairs."""
+
+    items: list[Pair]
+    next_page_token: str | None = None
+
+
+class FitList(Received, kw_only=True):
+    """The fits of a pair, one a deployment."""
+
+    items: list[Fit]
+
+
+class PredictionList(Received, kw_only=True):
+    """Predictions in the order of the flags that were asked about."""
+
+    items: list[Prediction]
+
+
+class CurvePoint(Received, kw_only=True):
+    """Medians and bands at one fraction."""
+
+    fraction: float
+    pool_tokens: Estimate | None = None
+    free_at_ready_gib: Estimate | None = None
+
+
+class Curve(Received, kw_only=True):
+    """Medians and bands for a plot, over the fraction."""
+
+    points: list[CurvePoint] = field(default_factory=list)
+    deployment: str | None = None
+
+
+class StoredRecommendation(Recommendation, kw_only=True):
+    """A stored answer with what was asked and, once an observation settled it, what came of it."""
+
+    created_at: datetime | None = None
+    question: dict[str, object] = field(default_factory=dict)
+    settled_by: UUID | None = None
