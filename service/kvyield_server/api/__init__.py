@@ -1,0 +1,1 @@
+"""The JSON API over HTTP: handlers of about ten lines, and what they share."""

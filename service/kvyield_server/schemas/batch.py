@@ -1,0 +1,59 @@
+"""A batch of observations: items are checked one by one, so that a bad one never stops the others."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from kvyield_server.schemas.problem import Problem
+from kvyield_server.schemas.strict import Fault, FaultyBodyError, faults_of, parse, pointer_to
+
+MAX_ITEMS = 500
+
+
+class BatchIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Up to 500 observations, each as ``POST /observations`` takes it."""
+
+    observations: Annotated[
+        list[Any],
+        Meta(max_length=MAX_ITEMS, extra_json_schema={"items": {"$ref": "#/components/schemas/ObservationIn"}}),
+    ]
+
+    @classmethod
+    def decode_body(cls, body: bytes) -> BatchIn:
+        """Decode the envelope alone.
+
+        Raises:
+            MalformedJsonError: not JSON.
+            FaultyBodyError: not ``{"observations": [...]}`` with at most 500 items.
+        """
+        value = parse(body)
+        twice = getattr(value, "duplicates", ())
+        faults = [Fault(pointer_to(key), f"The key {key} occurs more than once; give it once.") for key in twice]
+        if faults or (faults := _envelope_faults(value)):
+            raise FaultyBodyError(faults)
+        return cls(observations=value["observations"])
+
+
+class BatchItemOut(Struct, frozen=True, kw_only=True):
+    """What became of one item: ``status`` is what a single post would have answered."""
+
+    index: int
+    status: int
+    id: UUID | UnsetType = UNSET
+    problem: Problem | UnsetType = UNSET
+
+
+class BatchOut(Struct, frozen=True, kw_only=True):
+    items: list[BatchItemOut]
+
+
+def _envelope_faults(value: Any) -> list[Fault]:
+    items = value.get("observations") if isinstance(value, dict) else None
+    if isinstance(items, list) and len(items) > MAX_ITEMS:
+        detail = f"observations has {len(items)} items; at most {MAX_ITEMS} go into one batch."
+        return [Fault("/observations", detail)]
+    envelope = {**value, "observations": []} if isinstance(items, list) else value
+    return faults_of(envelope, BatchIn)

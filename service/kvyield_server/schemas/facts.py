@@ -1,0 +1,44 @@
+"""Facts of a model's own ``config.json``, bounded: numbers, texts, lists and small nested objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Any
+
+from kvyield_server.schemas.strict import Fault, pointer_to
+
+FactsIn = dict[str, Any]
+MAX_DEPTH = 6
+MAX_VALUES = 20_000
+MAX_TEXT = 2_000
+
+
+def fact_faults(facts: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
+    """Yield what is wrong with facts: too deep, too many, too long, or not finite."""
+    if _count(facts, MAX_DEPTH) > MAX_VALUES:
+        yield Fault(pointer, f"facts holds more than {MAX_VALUES} values; give the fields that size the KV cache.")
+        return
+    for name, value in facts.items():
+        if detail := _fault(value, MAX_DEPTH):
+            yield Fault(pointer + pointer_to(name), f"{name[:100]} {detail}")
+
+
+def _fault(value: Any, depth: int) -> str | None:
+    if isinstance(value, dict | list):
+        items = list(value.values()) if isinstance(value, dict) else value
+        if depth == 0 and items:
+            return f"is nested more than {MAX_DEPTH} deep."
+        return next((detail for item in items if (detail := _fault(item, depth - 1))), None)
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"has {len(value)} characters; at most {MAX_TEXT} are kept."
+    if isinstance(value, float) and not isfinite(value):
+        return "is not a finite number."
+    return "is a whole number of 2^63 or more." if isinstance(value, int) and abs(value) >= 2**63 else None
+
+
+def _count(value: Any, depth: int) -> int:
+    if not isinstance(value, dict | list) or depth < 0:
+        return 1
+    items = value.values() if isinstance(value, Mapping) else value
+    return 1 + sum(_count(item, depth - 1) for item in items)

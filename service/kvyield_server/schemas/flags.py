@@ -1,0 +1,110 @@
+"""What the flags of an engine may be: any JSON scalar, known ones typed and bounded, secrets never."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from math import isfinite
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Scalar
+from kvyield_server.schemas.common import Fraction
+from kvyield_server.schemas.secrets import looks_secret
+from kvyield_server.schemas.strict import Fault, pointer_to, shown
+
+FlagsIn = dict[str, Scalar]
+MAX_FLAGS = 500
+MAX_TEXT = 16_000
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,119}")
+
+_Whole = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+_WholeOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
+_WholeOrOff = Annotated[int, Meta(ge=-1, le=1_000_000_000)]
+_PoolTokens = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
+_FractionOrBlocks = Annotated[float, Meta(gt=0.0, le=1_000_000_000.0)]
+_Text = Annotated[str, Meta(min_length=1, max_length=200)]
+
+_WHOLE = (_Whole, "a whole number of at least 1")
+_SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "tp", "pp", "dp", "page_size", "block_size", "nnodes")
+_VLLM_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
+_LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_batch_size", "max_prefill_tokens", "max_num_tokens")
+_COUNTS = ("max_running_requests", "speculative_num_steps", "speculative_num_draft_tokens", "num_speculative_tokens")
+_GRAPHS = ("cuda_graph_max_bs", "max_cudagraph_capture_size")
+_TEXTS = ("kv_cache_dtype", "dtype", "quantization", "speculative_algorithm", "attention_backend")
+_SWITCHES = ("enforce_eager", "disable_cuda_graph", "enable_dp_attention", "disable_radix_cache", "trust_remote_code")
+_FRACTIONS = ("mem_fraction_static", "gpu_memory_utilization", "free_gpu_memory_fraction")
+
+_KNOWN: Mapping[str, tuple[Any, str]] = {
+    **dict.fromkeys(_FRACTIONS, (Fraction, "a fraction over 0 and at most 1")),
+    "cache_max_entry_count": (_FractionOrBlocks, "a fraction over 0 and at most 1, or a number of blocks over 1"),
+    **dict.fromkeys((*_SIZES, *_VLLM_SIZES, *_LIMITS, "max_seq_len", "session_len"), _WHOLE),
+    **dict.fromkeys(("max_total_tokens", "num_gpu_blocks_override"), (_PoolTokens, _WHOLE[1])),
+    **dict.fromkeys(("context_length", "max_model_len"), (_WholeOrOff, "a number of tokens (-1: the engine's choice)")),
+    "chunked_prefill_size": (_WholeOrOff, "a number of tokens (-1: off)"),
+    **dict.fromkeys((*_COUNTS, *_GRAPHS), (_WholeOrNone, "a whole number of at least 0")),
+    **dict.fromkeys(_TEXTS, (_Text, "a text of 1 to 200 characters")),
+    **dict.fromkeys(_SWITCHES, (bool, "true or false")),
+}
+
+
+def flag_faults(flags: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
+    """Yield what is wrong with flags, by name; a secret's value is never repeated."""
+    if len(flags) > MAX_FLAGS:
+        yield Fault(pointer, f"flags has {len(flags)} keys; at most {MAX_FLAGS} are kept.")
+        return
+    for name, value in flags.items():
+        if detail := _name_fault(name) or _value_fault(name, value):
+            yield Fault(pointer + pointer_to(name), detail)
+
+
+def fraction_fault(flags: Mapping[str, Any], engine: EngineName, pointer: str) -> Iterator[Fault]:
+    """Yield a fault when the engine's fraction flag is not given."""
+    name = FRACTION_FLAG[engine]
+    if flags.get(name) is None:
+        detail = f"{name} is needed: it is the fraction flag of {engine}, as the engine resolved it."
+        yield Fault(pointer + pointer_to(name), detail)
+
+
+def normalised(flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return flags with whole-numbered fractions as floats, so that 1 and 1.0 are the same content."""
+    fractions = FRACTION_FLAG.values()
+    return {
+        name: float(value) if name in fractions and isinstance(value, int) else value for name, value in flags.items()
+    }
+
+
+def _name_fault(name: str) -> str | None:
+    if looks_secret(name):
+        return f"{name} is named like a secret; secrets are not kept, leave it out."
+    if not _NAME.fullmatch(name):
+        return f"{shown(name)} is no flag name: letters, digits, _ . - and at most 120 characters."
+    plain = name.replace("-", "_").lower()
+    if plain != name and plain in _KNOWN:
+        return f"{name} is written {plain} here."
+    return None
+
+
+def _value_fault(name: str, value: Any) -> str | None:
+    if isinstance(value, list | dict):
+        return f"{name} is {'a list' if isinstance(value, list) else 'an object'}; write it as compact JSON text."
+    if isinstance(value, float) and not isfinite(value):
+        return f"{name} is not a finite number."
+    if isinstance(value, int) and abs(value) >= 2**63:
+        return f"{name} is {shown(value)}; whole numbers stay under 2^63."
+    if isinstance(value, str) and len(value) > MAX_TEXT:
+        return f"{name} has {len(value)} characters; at most {MAX_TEXT} are kept."
+    return _known_fault(name, value)
+
+
+def _known_fault(name: str, value: Scalar) -> str | None:
+    if value is None or name not in _KNOWN:
+        return None
+    expected, meaning = _KNOWN[name]
+    try:
+        msgspec.convert(value, expected, strict=True)
+    except msgspec.ValidationError:
+        return f"{name} is {shown(value)}; it must be {meaning}."
+    return None

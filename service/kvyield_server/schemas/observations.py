@@ -1,0 +1,291 @@
+"""Observations and verifications on the wire."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Annotated, Any, Literal, Protocol
+from uuid import UUID
+
+import msgspec
+from msgspec import Meta, Struct
+
+from kvyield_server.domain.observation import (
+    Engine,
+    EngineName,
+    Failure,
+    Hardware,
+    Measurements,
+    Model,
+    Observation,
+    Outcome,
+    Phase,
+    Scalar,
+    Verification,
+)
+from kvyield_server.schemas.common import (
+    Count,
+    Fraction,
+    Gib,
+    GpuCount,
+    Instant,
+    LogText,
+    LongText,
+    ModelName,
+    Name,
+    PositiveGib,
+    Seconds,
+    ShortText,
+    SignedGib,
+    Tokens,
+    TokensOrNone,
+    as_utc,
+)
+from kvyield_server.schemas.facts import FactsIn, fact_faults
+from kvyield_server.schemas.flags import FlagsIn, flag_faults, fraction_fault, normalised
+from kvyield_server.schemas.strict import Fault
+
+MAX_VERIFICATIONS = 100
+
+
+class HardwareIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """GPU model (with its MIG profile) times count; ``memory_gib`` is one GPU's."""
+
+    gpu: Name
+    gpu_count: GpuCount
+    memory_gib: PositiveGib | None = None
+    unified_memory: bool | None = None
+
+
+class ModelIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A model by the name that it was served as; ``facts`` are fields of its ``config.json``."""
+
+    name: ModelName
+    revision: ShortText | None = None
+    facts: FactsIn = msgspec.field(default_factory=dict)
+
+
+class EngineIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """The engine; a fork names its parent, and itself in ``variant``."""
+
+    name: EngineName
+    version: ShortText | None = None
+    variant: ShortText | None = None
+
+
+class MeasurementsIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the engine logged: GiB, minima over ranks; ``pool_tokens`` per data-parallel rank."""
+
+    pool_tokens: Tokens | None = None
+    free_at_ready_gib: Gib | None = None
+    free_at_pool_end_gib: Gib | None = None
+    free_before_load_gib: Gib | None = None
+    free_after_load_gib: Gib | None = None
+    kv_cache_gib: PositiveGib | None = None
+    draft_kv_cache_gib: Gib | None = None
+    weights_gib: Gib | None = None
+    graph_gib: Gib | None = None
+    device_memory_gib: PositiveGib | None = None
+    startup_seconds: Seconds | None = None
+
+
+class FailureIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How a start failed, in the engine's own words."""
+
+    phase: Phase = Phase.UNKNOWN
+    message: LongText | None = None
+    minimum_fraction: Fraction | None = None
+    prompt_tokens: Tokens | None = None
+    available_kv_cache_gib: SignedGib | None = None
+
+
+class VerificationIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A long prompt sent to the running server, its answer checked, memory sampled meanwhile."""
+
+    prompt_tokens: Tokens
+    passed: bool
+    completion_tokens: TokensOrNone | None = None
+    cached_tokens: TokensOrNone | None = None
+    elapsed_seconds: Seconds | None = None
+    time_to_first_token_seconds: Seconds | None = None
+    answer_expected: LongText | None = None
+    answer_received: LongText | None = None
+    lowest_free_gib: Gib | None = None
+    free_before_gib: Gib | None = None
+    concurrent: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
+    memory_samples: Count | None = None
+    error: LongText | None = None
+
+
+class ObservationIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """One engine start, as posted. ``id`` and ``observed_at`` are made by the server when absent."""
+
+    hardware: HardwareIn
+    model: ModelIn
+    engine: EngineIn
+    outcome: Outcome
+    id: UUID | None = None
+    observed_at: Instant | None = None
+    host: Name | None = None
+    source: Literal["log", "endpoint", "import", "manual"] | None = None
+    flags: FlagsIn = msgspec.field(default_factory=dict)
+    measurements: MeasurementsIn | None = None
+    failure: FailureIn | None = None
+    verifications: list[VerificationIn] | None = None
+    recommendation_id: UUID | None = None
+    log_excerpt: LogText | None = None
+
+
+class ObservationOut(Struct, frozen=True, kw_only=True):
+    """One engine start, as kept: what was posted, and what the service added."""
+
+    id: UUID
+    observed_at: datetime
+    host: str | None
+    source: str | None
+    hardware: Hardware
+    model: dict[str, Any]
+    engine: Engine
+    flags: dict[str, Scalar]
+    outcome: Outcome
+    measurements: Measurements
+    failure: Failure | None
+    verifications: tuple[Verification, ...]
+    recommendation_id: UUID | None
+    log_excerpt: str | None
+    pair_id: UUID
+    received_at: datetime
+    retracted_at: datetime | None
+    retraction_reason: str | None
+
+
+class Kept(Protocol):
+    """An observation as a store hands it out."""
+
+    @property
+    def observation(self) -> Observation: ...
+    @property
+    def pair_id(self) -> UUID: ...
+    @property
+    def received_at(self) -> datetime: ...
+    @property
+    def retracted_at(self) -> datetime | None: ...
+    @property
+    def retraction_reason(self) -> str | None: ...
+
+
+class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Why an observation is not to be believed."""
+
+    reason: ShortText
+
+
+def observation_faults(body: ObservationIn) -> list[Fault]:
+    """Return what the types cannot say: secrets, known flags, and what each outcome needs."""
+    return [
+        *_time_faults(body.observed_at),
+        *fact_faults(body.model.facts, "/model/facts"),
+        *flag_faults(body.flags, "/flags"),
+        *_outcome_faults(body),
+        *_verification_list_faults(body.verifications or []),
+    ]
+
+
+def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fault]:
+    """Yield what the types cannot say of a verification."""
+    if body.cached_tokens is not None and body.cached_tokens > body.prompt_tokens:
+        detail = f"cached_tokens is {body.cached_tokens}, more than prompt_tokens, {body.prompt_tokens}."
+        yield Fault(f"{pointer}/cached_tokens", detail)
+
+
+def content_digest(body: ObservationIn) -> str:
+    """Return a digest of all that was posted but ``id``: absent and null are the same, except in ``flags``."""
+    fields = {name: value for name, value in msgspec.to_builtins(body).items() if name != "id"}
+    if body.observed_at is not None:
+        fields["observed_at"] = as_utc(body.observed_at).isoformat()
+    content = {name: _without_nulls(value) for name, value in fields.items() if name != "flags"}
+    content["flags"] = normalised(body.flags)
+    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+
+
+def to_domain(body: ObservationIn, *, new_id: UUID, now: datetime) -> Observation:
+    """Return the observation that a body means; ``new_id`` and ``now`` stand in for what it leaves out."""
+    return Observation(
+        id=body.id or new_id,
+        observed_at=as_utc(body.observed_at or now),
+        hardware=Hardware(**msgspec.structs.asdict(body.hardware)),
+        model=Model(**msgspec.structs.asdict(body.model)),
+        engine=Engine(**msgspec.structs.asdict(body.engine)),
+        outcome=body.outcome,
+        flags=normalised(body.flags),
+        measurements=Measurements(**msgspec.structs.asdict(body.measurements or MeasurementsIn())),
+        failure=Failure(**msgspec.structs.asdict(body.failure)) if body.failure else None,
+        verifications=tuple(verification_to_domain(item) for item in body.verifications or []),
+        host=body.host,
+        source=body.source,
+        recommendation_id=body.recommendation_id,
+        log_excerpt=body.log_excerpt,
+    )
+
+
+def verification_to_domain(body: VerificationIn) -> Verification:
+    return Verification(**msgspec.structs.asdict(body))
+
+
+def from_domain(stored: Kept) -> ObservationOut:
+    """Return a stored observation in its wire form."""
+    start = stored.observation
+    return ObservationOut(
+        id=start.id,
+        observed_at=start.observed_at,
+        host=start.host,
+        source=start.source,
+        hardware=start.hardware,
+        model={"name": start.model.name, "revision": start.model.revision, "facts": dict(start.model.facts)},
+        engine=start.engine,
+        flags=dict(start.flags),
+        outcome=start.outcome,
+        measurements=start.measurements,
+        failure=start.failure,
+        verifications=start.verifications,
+        recommendation_id=start.recommendation_id,
+        log_excerpt=start.log_excerpt,
+        pair_id=stored.pair_id,
+        received_at=stored.received_at,
+        retracted_at=stored.retracted_at,
+        retraction_reason=stored.retraction_reason,
+    )
+
+
+def _time_faults(moment: datetime | None) -> Iterator[Fault]:
+    if moment is not None and not 2000 <= moment.year < 2200:
+        yield Fault("/observed_at", f"observed_at is in the year {moment.year}; the start of an engine is meant.")
+
+
+def _outcome_faults(body: ObservationIn) -> Iterator[Fault]:
+    if body.outcome is not Outcome.FAILED:
+        yield from fraction_fault(body.flags, body.engine.name, "/flags")
+    if body.outcome is not Outcome.READY:
+        return
+    measured = body.measurements or MeasurementsIn()
+    if measured.pool_tokens is None and measured.kv_cache_gib is None:
+        detail = "pool_tokens or kv_cache_gib is needed when outcome is ready: it is what the start yielded."
+        yield Fault("/measurements/pool_tokens", detail)
+    if body.failure is not None:
+        yield Fault("/failure", "failure must be null when outcome is ready; say oom_runtime if it died later.")
+
+
+def _verification_list_faults(items: list[VerificationIn]) -> Iterator[Fault]:
+    if len(items) > MAX_VERIFICATIONS:
+        yield Fault("/verifications", f"verifications has {len(items)} items; at most {MAX_VERIFICATIONS} are kept.")
+    for index, item in enumerate(items):
+        yield from verification_faults(item, f"/verifications/{index}")
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [_without_nulls(item) for item in value]
+    return value

@@ -1,0 +1,207 @@
+"""Pairs, their fits and their curves on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, Protocol
+from uuid import UUID
+
+from msgspec import Struct
+
+from kvyield_server.domain.answers import Basis, BasisKind, FitSummary, Prediction
+from kvyield_server.domain.observation import EngineName, Hardware, Model, Observation, Outcome, Scalar
+from kvyield_server.schemas.common import EstimateOut, WarningOut, estimate_out, tokens_out, warnings_out
+
+
+class KeptPair(Protocol):
+    """A pair as a store hands it out."""
+
+    @property
+    def id(self) -> UUID: ...
+    @property
+    def hardware(self) -> Hardware: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def revision(self) -> int: ...
+    @property
+    def created_at(self) -> datetime: ...
+    @property
+    def observation_count(self) -> int: ...
+    @property
+    def last_observed_at(self) -> datetime | None: ...
+    @property
+    def engines(self) -> tuple[EngineName, ...]: ...
+
+
+class PairOut(Struct, frozen=True, kw_only=True):
+    """One hardware and one model; ``revision`` grows with every change of its evidence."""
+
+    id: UUID
+    hardware: Hardware
+    model: dict[str, Any]
+    engines: tuple[EngineName, ...]
+    observation_count: int
+    last_observed_at: datetime | None
+    created_at: datetime
+    revision: int
+
+
+class BasisOut(Struct, frozen=True, kw_only=True):
+    """What an answer stands on."""
+
+    kind: BasisKind
+    observation_ids: list[UUID]
+    deployment: str | None
+    verified_prompt_tokens: int | None
+
+
+class EvidenceOut(Struct, frozen=True, kw_only=True):
+    """One observation as the fit saw it; ``use`` is point, bound, free_memory_only or set_aside."""
+
+    observation_id: UUID
+    use: str
+    reason: str
+
+
+class FitOut(Struct, frozen=True, kw_only=True):
+    """One fitted deployment: parameters with their uncertainty, and the evidence used and set aside."""
+
+    deployment: str
+    deployment_id: str
+    engine: EngineName
+    engine_version: str | None
+    parameters: dict[str, EstimateOut | None]
+    basis: BasisOut
+    evidence: list[EvidenceOut]
+    labels: list[str]
+    warnings: list[WarningOut]
+    last_observed_at: datetime | None
+
+
+class FitsOut(Struct, frozen=True, kw_only=True):
+    """The fits of a pair, newest deployment first."""
+
+    pair_id: UUID
+    revision: int
+    items: list[FitOut]
+
+
+class CurvePointOut(Struct, frozen=True, kw_only=True):
+    """Medians and bands at one fraction."""
+
+    fraction: float
+    pool_tokens: EstimateOut | None
+    kv_cache_gib: EstimateOut | None
+    free_at_ready_gib: EstimateOut | None
+
+
+class CurveStartOut(Struct, frozen=True, kw_only=True):
+    """A start that the curve can be compared with."""
+
+    observation_id: UUID
+    observed_at: datetime
+    outcome: Outcome
+    fraction: float | None
+    pool_tokens: int | None
+    kv_cache_gib: float | None
+    free_at_ready_gib: float | None
+
+
+class CurveOut(Struct, frozen=True, kw_only=True):
+    """A deployment's yield curve; ``flags`` are held while the fraction moves."""
+
+    pair_id: UUID
+    deployment: str
+    deployment_id: str
+    engine: EngineName
+    fraction_flag: str
+    flags: dict[str, Scalar]
+    points: list[CurvePointOut]
+    starts: list[CurveStartOut]
+    warnings: list[WarningOut]
+
+
+def pair_out(pair: KeptPair) -> PairOut:
+    model = {"name": pair.model.name, "revision": pair.model.revision, "facts": dict(pair.model.facts)}
+    return PairOut(
+        id=pair.id,
+        hardware=pair.hardware,
+        model=model,
+        engines=pair.engines,
+        observation_count=pair.observation_count,
+        last_observed_at=pair.last_observed_at,
+        created_at=pair.created_at,
+        revision=pair.revision,
+    )
+
+
+def basis_out(basis: Basis) -> BasisOut:
+    return BasisOut(
+        kind=basis.kind,
+        observation_ids=list(basis.observation_ids),
+        deployment=basis.deployment,
+        verified_prompt_tokens=basis.verified_prompt_tokens,
+    )
+
+
+def fit_out(summary: FitSummary) -> FitOut:
+    evidence = [EvidenceOut(observation_id=e.observation_id, use=e.use, reason=e.reason) for e in summary.evidence]
+    return FitOut(
+        deployment=summary.deployment,
+        deployment_id=summary.deployment_id,
+        engine=summary.engine,
+        engine_version=summary.engine_version,
+        parameters={name: estimate_out(value, digits=6) for name, value in summary.parameters.items()},
+        basis=basis_out(summary.basis),
+        evidence=evidence,
+        labels=list(summary.labels),
+        warnings=warnings_out(summary.warnings),
+        last_observed_at=summary.last_observed_at,
+    )
+
+
+def curve_out(
+    pair_id: UUID,
+    summary: FitSummary,
+    *,
+    fraction_flag: str,
+    flags: dict[str, Scalar],
+    predictions: Sequence[tuple[float, Prediction]],
+    starts: Sequence[Observation],
+) -> CurveOut:
+    """Return a curve from predictions along the fraction and the starts of the deployment."""
+    return CurveOut(
+        pair_id=pair_id,
+        deployment=summary.deployment,
+        deployment_id=summary.deployment_id,
+        engine=summary.engine,
+        fraction_flag=fraction_flag,
+        flags=flags,
+        points=[_point(fraction, prediction) for fraction, prediction in predictions],
+        starts=[_start(start) for start in starts],
+        warnings=warnings_out(summary.warnings),
+    )
+
+
+def _point(fraction: float, prediction: Prediction) -> CurvePointOut:
+    return CurvePointOut(
+        fraction=fraction,
+        pool_tokens=tokens_out(prediction.pool_tokens),
+        kv_cache_gib=estimate_out(prediction.kv_cache_gib, digits=3),
+        free_at_ready_gib=estimate_out(prediction.free_at_ready_gib, digits=3),
+    )
+
+
+def _start(start: Observation) -> CurveStartOut:
+    measured = start.measurements
+    return CurveStartOut(
+        observation_id=start.id,
+        observed_at=start.observed_at,
+        outcome=start.outcome,
+        fraction=start.fraction,
+        pool_tokens=measured.pool_tokens,
+        kv_cache_gib=measured.kv_cache_gib,
+        free_at_ready_gib=measured.free_at_ready_gib,
+    )

@@ -1,0 +1,60 @@
+"""Predictions on the wire."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from kvyield_server.domain.answers import Prediction
+from kvyield_server.domain.observation import Scalar
+from kvyield_server.schemas.common import EstimateOut, WarningOut, estimate_out, tokens_out, warnings_out
+from kvyield_server.schemas.flags import FlagsIn, flag_faults
+from kvyield_server.schemas.pairs import BasisOut, basis_out
+from kvyield_server.schemas.selectors import SelectorIn, selector_faults
+from kvyield_server.schemas.strict import Fault
+
+MAX_FLAG_SETS = 200
+
+
+class PredictionsIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which deployment, and the sets of flags to predict for, at most 200."""
+
+    selector: SelectorIn
+    flags: Annotated[list[FlagsIn], Meta(min_length=1, max_length=MAX_FLAG_SETS)]
+
+
+class PredictionOut(Struct, frozen=True, kw_only=True):
+    """Pool and free memory of one set of flags; an estimate is null when there is not enough evidence."""
+
+    flags: dict[str, Scalar]
+    pool_tokens: EstimateOut | None
+    kv_cache_gib: EstimateOut | None
+    free_at_ready_gib: EstimateOut | None
+    basis: BasisOut
+    warnings: list[WarningOut]
+
+
+class PredictionsOut(Struct, frozen=True, kw_only=True):
+    """One prediction per set of flags, in the same order."""
+
+    items: list[PredictionOut]
+
+
+def predictions_faults(body: PredictionsIn) -> list[Fault]:
+    """Return what the types cannot say."""
+    faults = list(selector_faults(body.selector, "/selector"))
+    for index, flags in enumerate(body.flags):
+        faults.extend(flag_faults(flags, f"/flags/{index}"))
+    return faults
+
+
+def prediction_out(prediction: Prediction) -> PredictionOut:
+    return PredictionOut(
+        flags=dict(prediction.flags),
+        pool_tokens=tokens_out(prediction.pool_tokens),
+        kv_cache_gib=estimate_out(prediction.kv_cache_gib, digits=3),
+        free_at_ready_gib=estimate_out(prediction.free_at_ready_gib, digits=3),
+        basis=basis_out(prediction.basis),
+        warnings=warnings_out(prediction.warnings),
+    )
