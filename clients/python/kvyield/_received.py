@@ -81,6 +81,8 @@ class Problem(Received, kw_only=True):
     instance: str | None = None
     errors: list[Fault] = field(default_factory=list)
     request_id: str | None = None
+    nearest: list[str] = field(default_factory=list)
+    matches: list[dict[str, object]] = field(default_factory=list)
 
 
 class BatchItem(Received, kw_only=True):
@@ -197,6 +199,7 @@ class Recommendation(Received, kw_only=True):
     warnings: list[Caution] = field(default_factory=list)
     explanation: str | None = None
     binding_constraint: str | None = None
+    pair_id: UUID | None = None
 
 
 class Pair(Received, kw_only=True):
@@ -208,6 +211,8 @@ class Pair(Received, kw_only=True):
     observation_count: int | None = None
     last_observed_at: datetime | None = None
     engines: list[str] = field(default_factory=list)
+    created_at: datetime | None = None
+    revision: int | None = None
 
 
 class Fit(Received, kw_only=True):
@@ -222,6 +227,7 @@ class Fit(Received, kw_only=True):
     evidence: list[dict[str, object]] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     warnings: list[Caution] = field(default_factory=list)
+    last_observed_at: datetime | None = None
 
 
 class Health(Received, kw_only=True):
@@ -278,19 +284,40 @@ class CurvePoint(Received, kw_only=True):
 
     fraction: float
     pool_tokens: Estimate | None = None
+    kv_cache_gib: Estimate | None = None
     free_at_ready_gib: Estimate | None = None
 
 
-class Curve(Received, kw_only=True):
-    """Medians and bands for a plot, over the fraction."""
+class CurveStart(Received, kw_only=True):
+    """A start that the curve can be compared with."""
 
-    points: list[CurvePoint] = field(default_factory=list)
+    observation_id: UUID
+    observed_at: datetime | None = None
+    outcome: str | None = None
+    fraction: float | None = None
+    pool_tokens: int | None = None
+    kv_cache_gib: float | None = None
+    free_at_ready_gib: float | None = None
+
+
+class Curve(Received, kw_only=True):
+    """A deployment's yield curve; ``flags`` are held while the fraction moves."""
+
+    points: list[CurvePoint]
+    pair_id: UUID | None = None
     deployment: str | None = None
+    deployment_id: str | None = None
+    engine: str | None = None
+    fraction_flag: str | None = None
+    flags: dict[str, object] = field(default_factory=dict)
+    starts: list[CurveStart] = field(default_factory=list)
+    warnings: list[Caution] = field(default_factory=list)
 
 
 class StoredRecommendation(Recommendation, kw_only=True):
-    """A stored answer with what was asked and, once an observation settled it, what came of it."""
+    """A stored answer with what was asked; ``observation_id`` is the start that settled it."""
 
-    created_at: datetime | None = None
+    made_at: datetime | None = None
     question: dict[str, object] = field(default_factory=dict)
-    settled_by: UUID | None = None
+    observation_id: UUID | None = None
+    settled_at: datetime | None = None

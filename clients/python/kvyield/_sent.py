@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Annotated, Literal
 from uuid import UUID
 
-from msgspec import UNSET, Meta, Struct, UnsetType, field
+from msgspec import Meta, Struct, field
 
 Scalar = None | bool | int | float | str
 EngineName = Literal["sglang", "vllm", "tensorrt-llm", "lmdeploy"]
@@ -125,24 +125,19 @@ class Selector(Sent, kw_only=True, omit_defaults=True):
     engine: EngineName | None = None
     engine_version: str | None = None
     like: UUID | None = None
-    facts: dict[str, object] | UnsetType = UNSET
+    facts: dict[str, object] | None = None
+    memory_gib: Gib | None = None
+    unified_memory: bool | None = None
 
 
-class Question(Sent, kw_only=True, omit_defaults=True):
+class Question(Selector, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What ``recommend`` asks; None means not said."""
 
     target_tokens: Count
-    pair_id: UUID | None = None
-    gpu: str | None = None
-    gpu_count: Count | None = None
-    model: str | None = None
-    engine: EngineName | None = None
-    engine_version: str | None = None
-    like: UUID | None = None
     reply_tokens: Tokens | None = None
     concurrent: Count | None = None
-    max_running_requests: Count | None = None
     confidence: Annotated[float, Meta(gt=0, lt=1)] | None = None
     prompt_need_gib: Gib | None = None
+    max_running_requests: Count | None = None
     kv_cache_dtype: str | None = None
     chunked_prefill_size: int | None = None

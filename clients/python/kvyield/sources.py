@@ -1,0 +1,224 @@
+"""Where logs come from, each as lines of bytes read lazily: files, compressed ones too, stdin, journald, containers.
+
+A line longer than `LONGEST_LINE_BYTES` comes in pieces, so that a binary file by mistake does not fill the memory.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import selectors
+import shutil
+import stat
+import subprocess
+import sys
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from glob import glob
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from kvyield._errors import SourceError
+
+LONGEST_LINE_BYTES = 2**20
+SILENCE_SECONDS = 60.0
+EXIT_SECONDS = 5.0
+_OPENERS: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
+    b"\x1f\x8b": lambda file: cast("IO[bytes]", gzip.GzipFile(fileobj=file)),
+    b"BZh": bz2.BZ2File,
+    b"\xfd7zXZ\x00": lzma.LZMAFile,
+}
+_BROKEN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+
+
+@dataclass
+class Source:
+    """A log by name. ``lines`` may be called once; ``notes`` holds what a person should know after reading."""
+
+    name: str
+    lines: Callable[[], Iterator[bytes]]
+    is_local: bool = True
+    notes: list[str] = field(default_factory=list)
+
+
+def file_source(path: str | Path) -> Source:
+    """A plain or compressed file (.gz, .bz2, .xz, told by its content)."""
+    notes: list[str] = []
+    return Source(str(path), lambda: _file_lines(Path(path), notes), notes=notes)
+
+
+def stdin_source() -> Source:
+    """Standard input, plain or compressed."""
+    notes: list[str] = []
+    name = "standard input"
+    return Source(name, lambda: _opened_lines(sys.stdin.buffer, name, notes), notes=notes)
+
+
+def journal_source(unit: str, *, since: str | None = None, follow: bool = False) -> Source:
+    """The journal of a systemd unit with full times in UTC; progress bars included, which journalctl hides else."""
+    command = ["journalctl", "--unit", unit, "--output", "short-iso-precise", "--utc", "--all", "--no-pager", "--quiet"]
+    command += ["--since", since] if since else []
+    command += ["--follow", "--lines", "all"] if follow else []
+    hint = "is systemd running here, and may this user read the journal (group systemd-journal)?"
+    return _command_source(f"journal of {unit}", command, hint, follow=follow)
+
+
+def docker_source(name: str, *, since: str | None = None, follow: bool = False) -> Source:
+    """What a container wrote to both its outputs, with times (``docker logs``; podman's when docker is absent)."""
+    tool = "docker" if shutil.which("docker") or not shutil.which("podman") else "podman"
+    command = [tool, "logs", "--timestamps", *(["--since", since] if since else []), *(["--follow"] if follow else [])]
+    hint = f"does `{tool} ps -a` list it, and may this user ask (group docker)?"
+    return _command_source(f"container {name}", [*command, name], hint, follow=follow)
+
+
+def kubernetes_source(
+    pod: str,
+    *,
+    namespace: str | None = None,
+    container: str | None = None,
+    previous: bool = False,
+    since: str | None = None,
+    follow: bool = False,
+) -> Source:
+    """What a pod wrote, with times (``kubectl logs``); ``previous`` asks for the container that died before."""
+    command = ["kubectl", "logs", "--timestamps", *(["--namespace", namespace] if namespace else [])]
+    command += ["--container", container] if container else []
+    command += ["--previous"] if previous else []
+    command += [f"--since={since}"] if since else []
+    command += ["--follow"] if follow else []
+    hint = "does `kubectl get pods` list it? --namespace and --container say which one is meant"
+    source = _command_source(f"pod {pod}", [*command, pod], hint, follow=follow)
+    source.is_local = False
+    return source
+
+
+def expand(names: Sequence[str]) -> list[Path]:
+    """The files that names stand for: files, folders with all below them, globs. Raises when one stands for nothing."""
+    found: dict[Path, None] = {}
+    for name in names:
+        matches = (
+            [Path(name)] if os.path.lexists(name) else [Path(match) for match in sorted(glob(name, recursive=True))]
+        )
+        files = [file for match in matches for file in _files_below(match)]
+        if not files:
+            raise SourceError(_nothing(name))
+        found |= dict.fromkeys(files)
+    return list(found)
+
+
+def _files_below(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    found = (Path(folder) / name for folder, _, names in os.walk(path) for name in names if not name.startswith("."))
+    return sorted(file for file in found if file.is_file())
+
+
+def _nothing(name: str) -> str:
+    if Path(name).is_dir():
+        return f"the folder {name} holds no file"
+    if any(sign in name for sign in "*?["):
+        return f"no file fits {name}"
+    return _missing(Path(name))
+
+
+def _missing(path: Path) -> str:
+    parent = next((folder for folder in path.absolute().parents if folder.exists()), Path("/"))
+    where = f"the folder {parent} holds no {path.name}" if parent == path.absolute().parent else f"{parent} exists"
+    return f"there is no file {path} ({where}); give the engine's log file, or - for standard input"
+
+
+def _file_lines(path: Path, notes: list[str]) -> Iterator[bytes]:
+    try:
+        if stat.S_ISDIR(path.stat().st_mode):
+            raise SourceError(f"{path} is a folder; give one log file, or `kvyield import {path}` for all below it")
+        with path.open("rb") as file:
+            yield from _opened_lines(file, str(path), notes)
+    except FileNotFoundError:
+        raise SourceError(_missing(path)) from None
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
+
+
+def _opened_lines(file: BinaryIO, name: str, notes: list[str]) -> Iterator[bytes]:
+    buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file))
+    head = buffered.peek(8)
+    opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
+    try:
+        yield from _pieces(opener(buffered) if opener else buffered)
+    except _BROKEN as error:
+        notes.append(f"{name} ends in the middle or is damaged ({error}); what came before was read")
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(LONGEST_LINE_BYTES):
+        yield line
+
+
+def _command_source(name: str, command: list[str], hint: str, *, follow: bool) -> Source:
+    silence = None if follow else SILENCE_SECONDS
+    return Source(name, lambda: _command_lines(name, command, hint, silence))
+
+
+def _command_lines(name: str, command: list[str], hint: str, silence: float | None) -> Iterator[bytes]:
+    if not shutil.which(command[0]):
+        raise SourceError(
+            f"the {name} cannot be read: there is no {command[0]} on this host; --log FILE or - reads text"
+        )
+    last: deque[bytes] = deque(maxlen=3)
+    try:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)  # noqa: S603  # no shell, and the program is one of three
+    except OSError as error:
+        raise SourceError(f"the {name} cannot be read: {error}") from error
+    with process:
+        try:
+            for line in _split(_chunks(process, name, silence)):
+                last.append(line)
+                yield line
+            process.wait(timeout=EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+        finally:
+            _stop(process)
+    if process.returncode != 0:
+        words = b" ".join(line.strip() for line in last).decode(errors="replace")[-500:]
+        raise SourceError(f"the {name} cannot be read: {command[0]} says {words!r}; {hint}")
+
+
+def _chunks(process: subprocess.Popen[bytes], name: str, silence: float | None) -> Iterator[bytes]:
+    assert process.stdout is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if not selector.select(silence):
+                raise SourceError(f"the {name} was silent for {silence:.0f} s without coming to its end")
+            chunk = os.read(process.stdout.fileno(), 2**16)
+            if not chunk:
+                return
+            yield chunk
+
+
+def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+        if len(rest) >= LONGEST_LINE_BYTES:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(timeout=EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
