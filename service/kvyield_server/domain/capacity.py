@@ -1,0 +1,216 @@
+"""The capacity line: pool tokens and KV memory of one GPU as functions of the flags.
+
+    K(f) = m f - w   GiB,      N(f) = K(f) 2^30 / c   tokens
+
+It is fitted as one straight line in the fraction. Flags that change what a token costs by a known ratio (KV dtype,
+tensor parallel size, draft) are answered by the same line; any other change only widens the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import hypot, inf, sqrt
+
+from kvyield_server.domain.deployment import agrees, deployment_key, differing_fields
+from kvyield_server.domain.devices import MemoryFigure
+from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model
+from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.regression import LinePosterior
+from kvyield_server.domain.scalars import as_number
+from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.token_cost import token_cost
+
+GIB = float(2**30)
+DISCRETE_NOISE = 0.0002
+SHARED_NOISE = 0.02
+STATED_SD_GIB = 0.005
+
+SHIFT_SD_GIB: Mapping[str, float] = {
+    "version": 1.0,
+    "batched_tokens": 1.0,
+    "graphs": 1.0,
+    "eager": 1.0,
+    "compile_cache": 1.0,
+    "sequences": 0.05,
+    "length": 0.05,
+    "attention": 0.05,
+    "page": 0.05,
+    "kv_dtype": 0.05,
+}
+UNKNOWN_SHIFT_SD_GIB = 2.0
+VERSION_COST_SD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The scatter of starts that ought to be equal: a part of the pool, and the rounding to whole pages."""
+
+    relative: float
+    rounding: float
+
+    def sd(self, value: float) -> float:
+        """Return the standard deviation of a pool of about ``value``."""
+        return self.rounding + self.relative * max(value, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A figure with a relative standard deviation."""
+
+    value: float
+    relative_sd: float
+
+    def student(self) -> StudentT:
+        return StudentT(self.value, abs(self.value) * self.relative_sd, inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityLine:
+    """The fitted line of one deployment.
+
+    ``posterior`` is in tokens over the fraction, or in GiB where no start and no config tells tokens
+    (``tokens_per_gib`` is None then). ``flags`` are those of the running start: they stand in for flags not given.
+    ``widening_tokens`` is added scatter, as after drift.
+    """
+
+    model: Model
+    engine: Engine
+    gpu_count: int
+    flags: Flags
+    posterior: LinePosterior | None
+    tokens_per_gib: Ratio | None
+    counts_tokens: bool
+    base: MemoryFigure | None
+    page_tokens: int
+    noise: Noise
+    largest_fraction: float = 1.0
+    widening_tokens: float = 0.0
+
+    def pool(self, flags: Flags) -> StudentT | None:
+        """Return pool tokens before rounding down to pages, or None when nothing tells."""
+        return self._value(flags) if self.counts_tokens else None
+
+    def kv_gib(self, flags: Flags) -> StudentT | None:
+        """Return the KV budget of one GPU in GiB, or None when nothing tells what a token costs."""
+        value = self._value({**flags}, in_memory=True)
+        if value is None or not self.counts_tokens:
+            return value
+        if self.tokens_per_gib is None:
+            return None
+        per_gib = self.tokens_per_gib
+        loc = value.loc / per_gib.value
+        return StudentT(loc, hypot(value.scale / per_gib.value, loc * per_gib.relative_sd), value.df)
+
+    @property
+    def base_gib(self) -> StudentT | None:
+        """The memory that the fraction multiplies: free before load (SGLang) or the device's total (vLLM), GiB."""
+        return None if self.base is None else StudentT(self.base.gib, self.base.gib * self.base.relative_sd, inf)
+
+    @property
+    def bytes_per_token(self) -> StudentT | None:
+        """Bytes that one token takes of the KV budget of one GPU."""
+        if self.tokens_per_gib is None:
+            return None
+        value = GIB / self.tokens_per_gib.value
+        return StudentT(value, value * self.tokens_per_gib.relative_sd, inf)
+
+    @property
+    def zero_fraction(self) -> StudentT | None:
+        """The fraction at which the pool would be empty."""
+        return None if self.posterior is None else self.posterior.zero_crossing()
+
+    @property
+    def slope(self) -> StudentT | None:
+        """Pool tokens (or GiB) per 1.0 of the fraction."""
+        return None if self.posterior is None else self.posterior.slope_estimate()
+
+    @property
+    def noise_tokens(self) -> float:
+        """The scatter of equal starts at the middle of the evidence, one standard deviation."""
+        if self.posterior is None:
+            return self.noise.rounding
+        return self.noise.sd(self.posterior.line.level) * sqrt(self.posterior.tau2)
+
+    def _value(self, flags: Flags, *, in_memory: bool = False) -> StudentT | None:
+        merged = {**self.flags, **flags}
+        fraction = as_number(merged.get(FRACTION_FLAG[self.engine.name]))
+        if self.posterior is None or fraction is None:
+            return None
+        change = self._change(merged)
+        x = fraction + change.fraction_shift
+        noise = self.noise.sd(self.posterior.line.at(x))
+        extra = hypot(self._tokens(change.shift_sd_gib), self.widening_tokens)
+        value = self.posterior.at(x, noise, extra)
+        if value is None or change.is_none:
+            return value
+        scale = hypot(value.scale, value.loc * change.ratio.relative_sd)
+        widened = StudentT(value.loc, scale, value.df)
+        return widened if in_memory else widened.scaled(change.ratio.value)
+
+    def _tokens(self, gib: float) -> float:
+        """Return GiB in the unit of the line."""
+        if not gib or not self.counts_tokens:
+            return gib
+        if self.tokens_per_gib is not None:
+            return gib * self.tokens_per_gib.value
+        slope = self.slope
+        return gib * slope.loc / self.base.gib if slope is not None and self.base is not None else 0.0
+
+    def _change(self, flags: Flags) -> Change:
+        """Return what the differences between these flags and the deployment's do to the line."""
+        own = deployment_key(self.model, self.engine, self.flags, self.gpu_count)
+        asked = deployment_key(self.model, self.engine, flags, self.gpu_count)
+        if agrees(own, asked):
+            return NO_CHANGE
+        changed = differing_fields(own, asked)
+        shift = max(SHIFT_SD_GIB.get(field, UNKNOWN_SHIFT_SD_GIB) for field in changed)
+        return Change(self._cost_ratio(flags, changed), shift, self._weight_shift(flags, changed))
+
+    def _cost_ratio(self, flags: Flags, changed: frozenset[str]) -> Ratio:
+        """Return tokens at the asked flags over tokens at the deployment's, for the same memory."""
+        if not changed & {"kv_dtype", "tp", "dp", "dp_attention", "pp", "dcp", "speculation", "draft"}:
+            return Ratio(1.0, 0.0)
+        before = token_cost(self.model.facts, self.engine, self.flags, self.gpu_count)
+        after = token_cost(self.model.facts, self.engine, flags, self.gpu_count)
+        if before is None or after is None:
+            return _dtype_ratio(self.flags, flags) if changed <= {"kv_dtype"} else Ratio(1.0, 0.5)
+        doubt = 0.0 if changed <= {"kv_dtype", "tp"} else hypot(before.relative_sd, after.relative_sd)
+        return Ratio(before.bytes_per_token / after.bytes_per_token, doubt)
+
+    def _weight_shift(self, flags: Flags, changed: frozenset[str]) -> float:
+        """Return how far the zero crossing moves, in fraction, when weights spread over another number of GPUs."""
+        zero = self.zero_fraction
+        if not changed & {"tp", "pp"} or zero is None:
+            return 0.0
+        before, after = parallel_layout(self.flags, self.gpu_count), parallel_layout(flags, self.gpu_count)
+        share = before.tensor * before.pipeline / (after.tensor * after.pipeline)
+        return zero.loc * (1.0 - share)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a change of flags does: a ratio on tokens, doubt about w in GiB, and a shift of the zero crossing."""
+
+    ratio: Ratio
+    shift_sd_gib: float
+    fraction_shift: float
+
+    @property
+    def is_none(self) -> bool:
+        return self.ratio.value == 1.0 and self.ratio.relative_sd == 0.0
+
+
+NO_CHANGE = Change(Ratio(1.0, 0.0), 0.0, 0.0)
+
+
+def _dtype_ratio(before: Flags, after: Flags) -> Ratio:
+    """Without a config, halving the bytes of an element is taken to hold between 1.5 and 2 times the tokens."""
+    old, new = _is_eight_bit(before), _is_eight_bit(after)
+    if old == new:
+        return Ratio(1.0, 0.05)
+    return Ratio(1.9, 0.08) if new else Ratio(1.0 / 1.9, 0.08)
+
+
+def _is_eight_bit(flags: Flags) -> bool:
+    return "fp8" in str(flags.get("kv_cache_dtype")).lower()

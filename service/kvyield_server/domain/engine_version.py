@@ -1,0 +1,20 @@
+"""Engine versions as comparable numbers; builds that no release can be read from compare with nothing."""
+
+from __future__ import annotations
+
+import re
+
+Version = tuple[int, int, int, int]
+
+_RELEASE = re.compile(r"^v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.?post(\d{1,6}))?")
+
+
+def parse_version(text: str | None) -> Version | None:
+    """Return (major, minor, patch, post), or None for development builds, hashes and unknown versions."""
+    if text is None or "dev" in text:
+        return None
+    match = _RELEASE.match(text.strip())
+    if match is None:
+        return None
+    major, minor, patch, post = (int(part or 0) for part in match.groups())
+    return (major, minor, patch, post)

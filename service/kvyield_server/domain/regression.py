@@ -1,0 +1,312 @@
+"""Bayesian linear regression of one straight line: normal-inverse-gamma, with priors on slope and zero crossing.
+
+The noise of a point is known up to one common factor tau^2, whose prior has four degrees of freedom around 1. Prior
+knowledge of the line is not scaled by tau^2, so the part of a prediction's variance that comes from it keeps normal
+tails; both parts are joined by Welch's degrees of freedom. Each point keeps its own noise, so that a further point on
+the fitted line can only narrow a prediction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtr, stdtrit
+
+from kvyield_server.domain.student import StudentT
+
+Vector = NDArray[np.float64]
+
+PRIOR_DF = 4.0
+ROBUST_FROM = 4
+ROBUST_STEPS = 6
+INLIER_Z = 3.0
+OUTLIER_Z = 6.0
+DATA_SPAN = 0.0195
+LEVEL = 0.9
+_MANY = 48
+
+
+@dataclass(frozen=True, slots=True)
+class Points:
+    """Measured points: abscissae, ordinates and the standard deviation of each ordinate."""
+
+    x: Vector
+    y: Vector
+    sd: Vector
+
+    @property
+    def span(self) -> float:
+        return float(self.x.max() - self.x.min()) if self.x.size else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SlopePrior:
+    """What is known of the slope before any point was seen."""
+
+    mean: float
+    sd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Knowledge of where the line crosses zero: abscissa and its standard deviation."""
+
+    x: float
+    sd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Covariance:
+    """Of the line's level at its centre and its slope."""
+
+    level: float
+    cross: float
+    slope: float
+
+    def at(self, distance: float) -> float:
+        """Return the line's variance at a distance from the centre."""
+        return max(0.0, self.level + distance * (2.0 * self.cross + distance * self.slope))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A straight line by its level at a centre."""
+
+    center: float
+    level: float
+    slope: float
+
+    def at(self, x: float) -> float:
+        return self.level + self.slope * (x - self.center)
+
+
+@dataclass(frozen=True, slots=True)
+class LinePosterior:
+    """What is believed of the line after the evidence.
+
+    ``line`` gives medians: the points' own line where they pin it, else the same as ``believed``. ``has_slope`` is
+    false when nothing tells the slope; then only the abscissa of the points themselves can be answered for.
+    """
+
+    line: Line
+    believed: Line
+    from_points: Covariance
+    from_prior: Covariance
+    tau2: float
+    df: float
+    has_slope: bool
+    weights: Vector
+    residual_z: Vector
+
+    def at(self, x: float, noise_sd: float, extra_sd: float = 0.0) -> StudentT | None:
+        """Return the prediction of a new point with the given noise; ``extra_sd`` widens it, None when out of reach."""
+        distance = x - self.believed.center
+        if not self.has_slope and abs(distance) > 1e-9:
+            return None
+        learned = self.tau2 * (self.from_points.at(distance) + noise_sd**2)
+        fixed = self.from_prior.at(distance) + extra_sd**2
+        return _joined(self.line.at(x), self.believed.at(x), learned, fixed, self.df)
+
+    def slope_estimate(self) -> StudentT | None:
+        """Return what is believed of the slope."""
+        if not self.has_slope:
+            return None
+        learned, fixed = self.tau2 * self.from_points.slope, self.from_prior.slope
+        return _joined(self.line.slope, self.believed.slope, learned, fixed, self.df)
+
+    def zero_crossing(self) -> StudentT | None:
+        """Return where the line crosses zero."""
+        if not self.has_slope or self.line.slope <= 0.0:
+            return None
+        x = self.line.center - self.line.level / self.line.slope
+        ahead = self.at(x, 0.0)
+        return None if ahead is None else StudentT(x, ahead.scale / self.line.slope, ahead.df)
+
+
+def _joined(median: float, mean: float, learned: float, fixed: float, df: float) -> StudentT:
+    """Return a distribution around ``median`` whose 90 % interval holds 90 % of the belief around ``mean``."""
+    median, mean, variance = float(median), float(mean), float(learned + fixed)
+    if variance <= 0.0:
+        return StudentT(median, 0.0)
+    joined_df = inf if learned <= 0.0 else df * (variance / learned) ** 2
+    scale = sqrt(variance) * _offset_factor(abs(median - mean) / sqrt(variance))
+    return StudentT(median, scale, float(joined_df))
+
+
+def _offset_factor(offset: float) -> float:
+    """Return how much wider an interval must be that is centred ``offset`` standard deviations off the belief."""
+    if offset < 1e-6:
+        return 1.0
+    quantile = 1.6448536269514722
+    half = quantile + 0.6 * offset * offset if offset < 1.0 else offset + 1.2815515655446004
+    for _ in range(4):
+        miss = float(ndtr(half - offset) - ndtr(-half - offset)) - LEVEL
+        density = _density(half - offset) + _density(half + offset)
+        half -= miss / max(density, 1e-9)
+    return half / quantile
+
+
+def _density(z: float) -> float:
+    return float(np.exp(-0.5 * z * z)) * 0.3989422804014327
+
+
+def fit_line(
+    points: Points, slope: SlopePrior | None, anchor: Anchor | None, *, prefers_points: bool = True
+) -> LinePosterior | None:
+    """Fit a line to points and prior knowledge; None without any point.
+
+    With ``prefers_points``, medians come from the points alone once they span 0.02: engines repeat themselves far
+    better than their noise class says, and then the points pin the slope. Intervals always use everything.
+    """
+    if not points.x.size:
+        return None
+    weights = np.ones_like(points.x)
+    if points.x.size >= ROBUST_FROM and points.span > 0.0:
+        weights = _robust_weights(points)
+    return _solve(points, weights, slope, anchor, prefers_points=prefers_points)
+
+
+def line_from_prior(slope: SlopePrior, anchor: Anchor) -> LinePosterior:
+    """Return the line that prior knowledge alone gives."""
+    line = Line(anchor.x, 0.0, slope.mean)
+    known = Covariance((slope.mean * anchor.sd) ** 2, 0.0, slope.sd**2)
+    nothing = Covariance(0.0, 0.0, 0.0)
+    empty = np.zeros(0)
+    return LinePosterior(line, line, nothing, known, 1.0, PRIOR_DF, True, empty, empty)
+
+
+def _robust_weights(points: Points) -> Vector:
+    """Return 1 for points within three standard deviations of a robust line, less and less for those farther out."""
+    line = _resistant_line(points)
+    weights = np.ones_like(points.x)
+    for _ in range(ROBUST_STEPS):
+        z = np.abs(points.y - line.level - line.slope * (points.x - line.center)) / points.sd
+        z /= max(1.0, 1.4826 * float(np.median(z)))
+        weights = np.minimum(1.0, (4.0 + INLIER_Z**2) / (4.0 + z * z))
+        weights[z > OUTLIER_Z] = 1e-6
+        line = _weighted_line(points, weights / points.sd**2)
+    return weights
+
+
+def _weighted_line(points: Points, weights: Vector) -> Line:
+    total = float(weights.sum())
+    center = float(weights @ points.x) / total
+    level = float(weights @ points.y) / total
+    off = points.x - center
+    spread = float(weights @ (off * off))
+    slope = float(weights @ (off * (points.y - level))) / spread if spread > 1e-300 else 0.0
+    return Line(center, level, slope)
+
+
+def _resistant_line(points: Points) -> Line:
+    """Return the line of median pairwise slope and median level (all pairs of few points, distant pairs of many)."""
+    order = np.argsort(points.x, kind="stable")
+    x, y = points.x[order], points.y[order]
+    if x.size <= _MANY:
+        first, second = np.triu_indices(x.size, 1)
+    else:
+        first = np.arange(x.size - x.size // 2)
+        second = first + x.size // 2
+    run = x[second] - x[first]
+    apart = run > 1e-9
+    slope = float(np.median((y[second][apart] - y[first][apart]) / run[apart])) if apart.any() else 0.0
+    center = float(np.median(x))
+    return Line(center, float(np.median(y - slope * (x - center))), slope)
+
+
+def _solve(
+    points: Points, weights: Vector, slope: SlopePrior | None, anchor: Anchor | None, *, prefers_points: bool
+) -> LinePosterior:
+    precision = weights / points.sd**2
+    own = _weighted_line(points, precision)
+    off = points.x - own.center
+    data = Covariance(float(precision.sum()), 0.0, float(precision @ (off * off)))
+    prior, pull = _prior_terms(own, slope, anchor)
+    level_p, cross_p, slope_p = data.level + prior.level, prior.cross, data.slope + prior.slope
+    determinant = level_p * slope_p - cross_p**2
+    has_slope = slope_p > 0.0 and determinant > 1e-12 * level_p * slope_p
+    if has_slope:
+        inverse = Covariance(slope_p / determinant, -cross_p / determinant, level_p / determinant)
+    else:
+        inverse = Covariance(1.0 / level_p, 0.0, 0.0)
+    right = (pull[0] + data.level * own.level, pull[1] + data.slope * own.slope)
+    believed = Line(
+        own.center,
+        inverse.level * right[0] + inverse.cross * right[1],
+        inverse.cross * right[0] + inverse.slope * right[1],
+    )
+    pinned = prefers_points and points.span >= DATA_SPAN
+    line = own if pinned else believed
+    residual_z = (points.y - line.level - line.slope * off) / points.sd
+    tau2, df = _noise(residual_z, weights, believed, slope, anchor, has_slope=has_slope)
+    return LinePosterior(
+        line,
+        believed,
+        _sandwich(inverse, data),
+        _sandwich(inverse, prior),
+        tau2,
+        df,
+        has_slope,
+        weights,
+        residual_z,
+    )
+
+
+def _prior_terms(own: Line, slope: SlopePrior | None, anchor: Anchor | None) -> tuple[Covariance, tuple[float, float]]:
+    """Return the prior's precision about the centre and its pull on level and slope."""
+    level_p = cross_p = slope_p = pull = 0.0
+    if slope is not None and slope.sd > 0.0:
+        slope_p = slope.sd**-2
+        pull = slope.mean * slope_p
+    if anchor is not None:
+        steepness = slope.mean if slope is not None else own.slope
+        if steepness > 0.0 and anchor.sd > 0.0:
+            weight = (steepness * anchor.sd) ** -2
+            distance = anchor.x - own.center
+            level_p, cross_p, slope_p = weight, weight * distance, slope_p + weight * distance**2
+    return Covariance(level_p, cross_p, slope_p), (0.0, pull)
+
+
+def _sandwich(inverse: Covariance, middle: Covariance) -> Covariance:
+    """Return inverse * middle * inverse for symmetric two-by-two matrices."""
+    top = inverse.level * middle.level + inverse.cross * middle.cross
+    top_right = inverse.level * middle.cross + inverse.cross * middle.slope
+    low = inverse.cross * middle.level + inverse.slope * middle.cross
+    low_right = inverse.cross * middle.cross + inverse.slope * middle.slope
+    return Covariance(
+        top * inverse.level + top_right * inverse.cross,
+        top * inverse.cross + top_right * inverse.slope,
+        low * inverse.cross + low_right * inverse.slope,
+    )
+
+
+def _noise(
+    residual_z: Vector,
+    weights: Vector,
+    believed: Line,
+    slope: SlopePrior | None,
+    anchor: Anchor | None,
+    *,
+    has_slope: bool,
+) -> tuple[float, float]:
+    """Return the learned noise factor and its degrees of freedom; each piece of prior knowledge counts as a datum."""
+    misfit = float(weights @ (residual_z * residual_z))
+    pieces = 0.0
+    if slope is not None and slope.sd > 0.0:
+        misfit += min(9.0, ((believed.slope - slope.mean) / slope.sd) ** 2)
+        pieces += 1.0
+    if anchor is not None and believed.slope > 0.0 and anchor.sd > 0.0:
+        crossing = believed.center - believed.level / believed.slope
+        misfit += min(9.0, ((crossing - anchor.x) / anchor.sd) ** 2)
+        pieces += 1.0
+    estimated = 2.0 if has_slope else 1.0
+    df = PRIOR_DF + max(0.0, float(weights.sum()) + pieces - estimated)
+    return (PRIOR_DF + misfit) / df, df
+
+
+def interval_half_width(prediction: StudentT, level: float = LEVEL) -> float:
+    """Return half the central interval of a prediction."""
+    return prediction.scale * float(stdtrit(min(prediction.df, 1e9), 0.5 + level / 2.0))
