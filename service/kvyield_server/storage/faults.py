@@ -1,0 +1,73 @@
+"""From what a database driver raises to the tree in ``errors``."""
+
+from __future__ import annotations
+
+import sqlite3
+from enum import Enum, auto
+
+from sqlalchemy.exc import (
+    DataError,
+    IntegrityError,
+    InterfaceError,
+    InternalError,
+    OperationalError,
+    PendingRollbackError,
+    StatementError,
+)
+from sqlalchemy.exc import (
+    TimeoutError as PoolTimeoutError,
+)
+
+from kvyield_server.errors import ConflictError, InvalidError, KvyieldError, NotFoundError, StorageUnavailableError
+
+_UNAVAILABLE = (OperationalError, InterfaceError, InternalError, PendingRollbackError, PoolTimeoutError)
+
+
+class Breach(Enum):
+    """Which kind of constraint a row broke."""
+
+    UNIQUE = auto()
+    REFERENCE = auto()
+    CHECK = auto()
+
+
+_BREACHES: dict[object, Breach] = {
+    sqlite3.SQLITE_CONSTRAINT_UNIQUE: Breach.UNIQUE,
+    sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: Breach.UNIQUE,
+    sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: Breach.REFERENCE,
+    "23505": Breach.UNIQUE,
+    "23503": Breach.REFERENCE,
+}
+
+
+def translated(error: BaseException) -> BaseException:
+    """Return the error of our own tree that says the same, or the error itself when it is no database's."""
+    if isinstance(error, IntegrityError):
+        return _breach(error)
+    if isinstance(error, DataError | OverflowError):
+        return InvalidError([("", "holds a value that the database cannot hold")])
+    if isinstance(error, _UNAVAILABLE):
+        return unavailable(error)
+    if isinstance(error, StatementError) and isinstance(error.orig, KvyieldError):
+        return error.orig
+    return error
+
+
+def unavailable(error: BaseException) -> StorageUnavailableError:
+    """Return a StorageUnavailableError caused by ``error``; what the driver said is in the cause alone."""
+    if isinstance(error, StorageUnavailableError):
+        return error
+    result = StorageUnavailableError("The database did not confirm the request; it may be tried again.")
+    result.__cause__ = error
+    return result
+
+
+def _breach(error: IntegrityError) -> KvyieldError:
+    code = getattr(error.orig, "sqlite_errorcode", None) or getattr(error.orig, "sqlstate", None)
+    match _BREACHES.get(code, Breach.CHECK):
+        case Breach.UNIQUE:
+            return ConflictError("Something with the same id or content is already stored.")
+        case Breach.REFERENCE:
+            return NotFoundError("It refers to something that is not stored.")
+        case Breach.CHECK:
+            return InvalidError([("", "holds a value outside of what its column allows")])

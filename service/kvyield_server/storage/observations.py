@@ -1,0 +1,155 @@
+"""The observation repository over SQL. Each change of evidence also brings the pair's own row up to date."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, null, select, update
+
+from kvyield_server.domain.observation import Observation, Verification
+from kvyield_server.errors import NotFoundError
+from kvyield_server.storage import tables
+from kvyield_server.storage.paging import cut, observation_key
+from kvyield_server.storage.records import ObservationFilter, Page, PageKey, StoredObservation
+from kvyield_server.storage.rows import (
+    observation_from_row,
+    observation_to_row,
+    verification_from_row,
+    verification_to_row,
+)
+from kvyield_server.storage.statements import insert_rows, newest_first
+from kvyield_server.storage.values import refuse_unstorable
+
+_it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verification.c
+_ALL = select(tables.observation)
+_WITHOUT_LOG = select(*(column for column in _it if column.name != "log_excerpt"), null().label("log_excerpt"))
+_EQUALS = ("pair_id", "gpu", "model", "engine", "outcome", "host", "token_id")
+
+
+class SqlObservations:
+    def __init__(self, connection: Connection, clock: Callable[[], datetime]) -> None:
+        self._connection = connection
+        self._clock = clock
+
+    def add(
+        self,
+        observation: Observation,
+        pair_id: UUID,
+        content_digest: str,
+        *,
+        received_at: datetime | None = None,
+        token_id: UUID | None = None,
+    ) -> None:
+        refuse_unstorable(observation)
+        stored = StoredObservation(
+            observation=observation,
+            pair_id=pair_id,
+            received_at=received_at or self._clock(),
+            content_digest=content_digest,
+            token_id=token_id,
+        )
+        insert_rows(self._connection, tables.observation, [observation_to_row(stored)])
+        rows = [verification_to_row(observation.id, *numbered) for numbered in enumerate(observation.verifications)]
+        insert_rows(self._connection, tables.verification, rows)
+        self._count(observation, pair_id)
+
+    def _count(self, observation: Observation, pair_id: UUID) -> None:
+        query = select(_pair.engines, _pair.last_observed_at).where(_pair.id == pair_id)
+        engines, last_observed_at = self._connection.execute(query).one()
+        newest = max(observation.observed_at, last_observed_at or observation.observed_at)
+        values = {"engines": sorted({*engines, observation.engine.name.value}), "last_observed_at": newest}
+        self._update_pair(pair_id, observation_count=_pair.observation_count + 1, **values)
+
+    def _recount(self, pair_id: UUID) -> None:
+        live = (_it.pair_id == pair_id, _it.retracted_at.is_(None))
+        count, newest = self._connection.execute(select(func.count(), func.max(_it.observed_at)).where(*live)).one()
+        engines = self._connection.execute(select(_it.engine).where(*live).distinct()).scalars()
+        self._update_pair(pair_id, observation_count=count, last_observed_at=newest, engines=sorted(engines))
+
+    def _update_pair(self, pair_id: UUID, **values: Any) -> None:
+        values["revision"] = _pair.revision + 1
+        self._connection.execute(update(tables.pair).where(_pair.id == pair_id).values(values))
+
+    def get(self, observation_id: UUID) -> StoredObservation | None:
+        return next(iter(self.by_ids([observation_id])), None)
+
+    def by_digest(self, content_digest: str) -> StoredObservation | None:
+        return next(iter(self._load(_ALL.where(_it.content_digest == content_digest))), None)
+
+    def by_ids(self, ids: Sequence[UUID]) -> list[StoredObservation]:
+        """Return the observations with these ids, in no order."""
+        return self._load(_ALL.where(_it.id.in_(ids)))
+
+    def page(self, where: ObservationFilter, after: PageKey | None, size: int) -> Page[StoredObservation]:
+        query = newest_first(_ALL.where(*_conditions(where)), _it.observed_at, _it.id, after, size)
+        return cut(self._load(query), size, observation_key)
+
+    def of_pair(self, pair_id: UUID, include_retracted: bool = False) -> tuple[StoredObservation, ...]:
+        where = ObservationFilter(pair_id=pair_id, include_retracted=include_retracted)
+        query = _WITHOUT_LOG.where(*_conditions(where)).order_by(_it.observed_at.desc(), _it.id.desc())
+        rows = self._connection.execute(query).mappings().all()
+        of_pair = select(tables.verification).join(tables.observation).where(_it.pair_id == pair_id)
+        return tuple(self._assemble(rows, of_pair))
+
+    def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
+        refuse_unstorable(reason)
+        stored = self._known(observation_id)
+        if stored.retracted_at is not None:
+            return stored
+        values = {"retracted_at": at, "retraction_reason": reason}
+        self._connection.execute(update(tables.observation).where(_it.id == observation_id).values(values))
+        self._recount(stored.pair_id)
+        return self._known(observation_id)
+
+    def add_verification(self, observation_id: UUID, verification: Verification) -> bool:
+        refuse_unstorable(verification)
+        stored = self._known(observation_id)
+        present = stored.observation.verifications
+        if verification in present:
+            return False
+        insert_rows(
+            self._connection,
+            tables.verification,
+            [verification_to_row(observation_id, len(present), verification)],
+        )
+        self._update_pair(stored.pair_id)
+        return True
+
+    def _known(self, observation_id: UUID) -> StoredObservation:
+        stored = self.get(observation_id)
+        if stored is None:
+            raise NotFoundError(f"No observation has the id {observation_id}.")
+        return stored
+
+    def _load(self, query: Select[Any]) -> list[StoredObservation]:
+        rows = self._connection.execute(query).mappings().all()
+        ids = [row["id"] for row in rows]
+        return self._assemble(rows, select(tables.verification).where(_verification.observation_id.in_(ids)))
+
+    def _assemble(self, rows: Sequence[RowMapping], verifications: Select[Any]) -> list[StoredObservation]:
+        """Return the observations of ``rows``, each with its own of the verifications."""
+        if not rows:
+            return []
+        ordered = verifications.order_by(_verification.observation_id, _verification.position)
+        found = self._connection.execute(ordered).mappings().all()
+        own = {
+            key: [verification_from_row(each) for each in group]
+            for key, group in groupby(found, key=lambda row: row["observation_id"])
+        }
+        return [observation_from_row(row, own.get(row["id"], ())) for row in rows]
+
+
+def _conditions(where: ObservationFilter) -> list[ColumnElement[bool]]:
+    wanted = [(name, getattr(where, name)) for name in _EQUALS]
+    conditions: list[ColumnElement[bool]] = [_it[name] == value for name, value in wanted if value is not None]
+    if where.since is not None:
+        conditions.append(_it.observed_at >= where.since)
+    if where.until is not None:
+        conditions.append(_it.observed_at < where.until)
+    if not where.include_retracted:
+        conditions.append(_it.retracted_at.is_(None))
+    return conditions

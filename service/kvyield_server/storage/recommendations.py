@@ -1,0 +1,56 @@
+"""The recommendation repository over SQL."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from uuid import UUID
+
+from sqlalchemy import Connection, select, update
+
+from kvyield_server.errors import NotFoundError
+from kvyield_server.storage import tables
+from kvyield_server.storage.observations import SqlObservations
+from kvyield_server.storage.paging import cut, settled_key
+from kvyield_server.storage.records import Page, PageKey, SettledRecommendation, StoredRecommendation
+from kvyield_server.storage.rows import recommendation_from_row, recommendation_to_row
+from kvyield_server.storage.statements import insert_rows, newest_first
+from kvyield_server.storage.values import refuse_unstorable
+
+_it = tables.recommendation.c
+_SETTLED = select(tables.recommendation).join(tables.observation).where(tables.observation.c.retracted_at.is_(None))
+
+
+class SqlRecommendations:
+    def __init__(self, connection: Connection, observations: SqlObservations) -> None:
+        self._connection = connection
+        self._observations = observations
+
+    def add(self, recommendation: StoredRecommendation) -> None:
+        refuse_unstorable(recommendation)
+        insert_rows(self._connection, tables.recommendation, [recommendation_to_row(recommendation)])
+
+    def get(self, recommendation_id: UUID) -> StoredRecommendation | None:
+        query = select(tables.recommendation).where(_it.id == recommendation_id)
+        row = self._connection.execute(query).mappings().first()
+        return None if row is None else recommendation_from_row(row)
+
+    def settle(self, recommendation_id: UUID, observation_id: UUID, at: datetime) -> bool:
+        if self.get(recommendation_id) is None:
+            raise NotFoundError(f"No recommendation has the id {recommendation_id}.")
+        if self._observations.get(observation_id) is None:
+            raise NotFoundError(f"No observation has the id {observation_id}.")
+        unsettled = (_it.id == recommendation_id, _it.observation_id.is_(None))
+        values = {"observation_id": observation_id, "settled_at": at}
+        return self._connection.execute(update(tables.recommendation).where(*unsettled).values(values)).rowcount == 1
+
+    def page_settled(self, after: PageKey | None, size: int) -> Page[SettledRecommendation]:
+        query = newest_first(_SETTLED, _it.settled_at, _it.id, after, size)
+        found = [recommendation_from_row(row) for row in self._connection.execute(query).mappings()]
+        starts = self._observations.by_ids([each.observation_id for each in found if each.observation_id])
+        by_id = {start.observation.id: start for start in starts}
+        settled = [
+            SettledRecommendation(recommendation=each, observation=by_id[each.observation_id])
+            for each in found
+            if each.observation_id is not None
+        ]
+        return cut(settled, size, settled_key)

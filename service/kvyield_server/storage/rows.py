@@ -1,0 +1,210 @@
+"""Between stored forms and table rows. What is a column of its own is not repeated inside the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+
+from kvyield_server.domain.answers import Advice, FitSummary, Question
+from kvyield_server.domain.observation import (
+    Engine,
+    EngineName,
+    Failure,
+    Hardware,
+    Measurements,
+    Model,
+    Observation,
+    Outcome,
+    Verification,
+)
+from kvyield_server.storage.records import (
+    ApiToken,
+    AuditEntry,
+    Pair,
+    Role,
+    StoredFit,
+    StoredObservation,
+    StoredRecommendation,
+)
+from kvyield_server.storage.values import plain
+
+Row = Mapping[Any, Any]
+T = TypeVar("T")
+
+_TYPED_MEASUREMENTS = ("pool_tokens", "free_at_ready_gib")
+
+
+def _struct(document: object, kind: type[T]) -> T:
+    """Return a document as it was before ``plain``, whole numbers as floats where the type says float."""
+    return msgspec.convert(document, kind)
+
+
+def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
+    it = stored.observation
+    measurements = {name: value for name, value in plain(it.measurements).items() if value is not None}
+    typed = {name: measurements.pop(name, None) for name in _TYPED_MEASUREMENTS}
+    return {
+        "id": it.id,
+        "pair_id": stored.pair_id,
+        "content_digest": stored.content_digest,
+        "observed_at": it.observed_at,
+        "received_at": stored.received_at,
+        "token_id": stored.token_id,
+        "host": it.host,
+        "source": it.source,
+        "gpu": it.hardware.gpu,
+        "gpu_count": it.hardware.gpu_count,
+        "memory_gib": it.hardware.memory_gib,
+        "unified_memory": it.hardware.unified_memory,
+        "model": it.model.name,
+        "model_revision": it.model.revision,
+        "engine": it.engine.name.value,
+        "engine_version": it.engine.version,
+        "engine_variant": it.engine.variant,
+        "outcome": it.outcome.value,
+        "fraction": it.fraction,
+        **typed,
+        "recommendation_id": it.recommendation_id,
+        "flags": dict(it.flags),
+        "facts": dict(it.model.facts),
+        "measurements": measurements,
+        "failure": None if it.failure is None else plain(it.failure),
+        "log_excerpt": it.log_excerpt,
+    }
+
+
+def observation_from_row(row: Row, verifications: Iterable[Verification] = ()) -> StoredObservation:
+    observation = Observation(
+        id=row["id"],
+        observed_at=row["observed_at"],
+        hardware=hardware_from_row(row),
+        model=Model(name=row["model"], revision=row["model_revision"], facts=row["facts"]),
+        engine=Engine(name=EngineName(row["engine"]), version=row["engine_version"], variant=row["engine_variant"]),
+        outcome=Outcome(row["outcome"]),
+        flags=row["flags"],
+        measurements=_measurements(row),
+        failure=None if row["failure"] is None else _struct(row["failure"], Failure),
+        verifications=tuple(verifications),
+        host=row["host"],
+        source=row["source"],
+        recommendation_id=row["recommendation_id"],
+        log_excerpt=row["log_excerpt"],
+    )
+    return StoredObservation(
+        observation=observation,
+        pair_id=row["pair_id"],
+        received_at=row["received_at"],
+        content_digest=row["content_digest"],
+        token_id=row["token_id"],
+        retracted_at=row["retracted_at"],
+        retraction_reason=row["retraction_reason"],
+    )
+
+
+def _measurements(row: Row) -> Measurements:
+    return replace(_struct(row["measurements"], Measurements), **{name: row[name] for name in _TYPED_MEASUREMENTS})
+
+
+def hardware_from_row(row: Row) -> Hardware:
+    return Hardware(
+        gpu=row["gpu"],
+        gpu_count=row["gpu_count"],
+        memory_gib=row["memory_gib"],
+        unified_memory=row["unified_memory"],
+    )
+
+
+def verification_to_row(observation_id: UUID, position: int, verification: Verification) -> dict[str, Any]:
+    return {"observation_id": observation_id, "position": position, **plain(verification)}
+
+
+def verification_from_row(row: Row) -> Verification:
+    return Verification(**{name: row[name] for name in Verification.__dataclass_fields__})
+
+
+def pair_from_row(row: Row) -> Pair:
+    return Pair(
+        id=row["id"],
+        hardware=hardware_from_row(row),
+        model=Model(name=row["model"], revision=row["model_revision"], facts=row["facts"]),
+        created_at=row["created_at"],
+        revision=row["revision"],
+        observation_count=row["observation_count"],
+        last_observed_at=row["last_observed_at"],
+        engines=tuple(EngineName(name) for name in row["engines"]),
+    )
+
+
+def fit_to_row(stored: StoredFit, position: int) -> dict[str, Any]:
+    return {
+        "pair_id": stored.pair_id,
+        "position": position,
+        "revision": stored.revision,
+        "fitted_at": stored.fitted_at,
+        "deployment_id": stored.summary.deployment_id,
+        "engine": stored.summary.engine.value,
+        "engine_version": stored.summary.engine_version,
+        "summary": plain(stored.summary),
+    }
+
+
+def fit_from_row(row: Row) -> StoredFit:
+    return StoredFit(
+        pair_id=row["pair_id"],
+        revision=row["revision"],
+        fitted_at=row["fitted_at"],
+        summary=_struct(row["summary"], FitSummary),
+    )
+
+
+def recommendation_to_row(stored: StoredRecommendation) -> dict[str, Any]:
+    return {
+        "id": stored.id,
+        "made_at": stored.made_at,
+        "pair_id": stored.pair_id,
+        "engine": stored.advice.engine.value,
+        "status": stored.advice.status.value,
+        "target_tokens": stored.question.target_tokens,
+        "observation_id": stored.observation_id,
+        "settled_at": stored.settled_at,
+        "question": plain(stored.question),
+        "advice": plain(stored.advice),
+        "selector": plain(stored.selector),
+    }
+
+
+def recommendation_from_row(row: Row) -> StoredRecommendation:
+    return StoredRecommendation(
+        id=row["id"],
+        made_at=row["made_at"],
+        pair_id=row["pair_id"],
+        question=_struct(row["question"], Question),
+        advice=_struct(row["advice"], Advice),
+        selector=row["selector"],
+        observation_id=row["observation_id"],
+        settled_at=row["settled_at"],
+    )
+
+
+def token_to_row(token: ApiToken) -> dict[str, Any]:
+    return {**_fields(token), "role": token.role.value}
+
+
+def token_from_row(row: Row) -> ApiToken:
+    return ApiToken(**{**row, "role": Role(row["role"])})
+
+
+def audit_to_row(entry: AuditEntry) -> dict[str, Any]:
+    return {**_fields(entry), "details": plain(entry.details)}
+
+
+def audit_from_row(row: Row) -> AuditEntry:
+    return AuditEntry(**row)
+
+
+def _fields(record: ApiToken | AuditEntry) -> dict[str, Any]:
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}

@@ -1,0 +1,83 @@
+"""The storage over SQL: reads on connections of their own, writes through the one writer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from datetime import datetime
+from typing import TypeVar
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvyield_server.errors import StorageUnavailableError
+from kvyield_server.storage import migrate
+from kvyield_server.storage.audit import SqlAudit
+from kvyield_server.storage.faults import translated
+from kvyield_server.storage.fits import SqlFits
+from kvyield_server.storage.observations import SqlObservations
+from kvyield_server.storage.pairs import SqlPairs
+from kvyield_server.storage.recommendations import SqlRecommendations
+from kvyield_server.storage.tokens import SqlTokens
+from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.values import utc_now
+from kvyield_server.storage.writer import Writer
+
+T = TypeVar("T")
+
+
+class SqlUnitOfWork:
+    """Repositories over one connection that is in a transaction."""
+
+    def __init__(self, connection: Connection, clock: Callable[[], datetime] = utc_now) -> None:
+        self.pairs = SqlPairs(connection, clock)
+        self.observations = SqlObservations(connection, clock)
+        self.fits = SqlFits(connection)
+        self.recommendations = SqlRecommendations(connection, self.observations)
+        self.tokens = SqlTokens(connection)
+        self.audit = SqlAudit(connection)
+
+
+class SqlStorage:
+    """SQLite or PostgreSQL behind the ``Storage`` protocol; made by ``open_storage``."""
+
+    def __init__(self, reader: Engine, writer: Engine) -> None:
+        self._reader = reader
+        self._writing_engine = writer
+        self._writer = Writer(writer, SqlUnitOfWork)
+
+    @property
+    def queue_depth(self) -> int:
+        return self._writer.depth
+
+    @contextmanager
+    def read(self) -> Iterator[UnitOfWork]:
+        with self._connection() as connection:
+            yield SqlUnitOfWork(connection)
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        try:
+            with self._reader.connect() as connection, connection.begin():
+                yield connection
+        except SQLAlchemyError as error:
+            raise translated(error) from error
+
+    def write(self, job: Callable[[UnitOfWork], T]) -> Future[T]:
+        return self._writer.submit(job)
+
+    def ping(self) -> None:
+        if not self._writer.is_alive:
+            raise StorageUnavailableError("The storage is closed.")
+        with self._connection() as connection:
+            connection.exec_driver_sql("SELECT 1")
+
+    def migration_current(self) -> bool:
+        with self._connection() as connection:
+            return migrate.revision_of(connection) == migrate.head()
+
+    def close(self) -> None:
+        self._writer.close()
+        self._writing_engine.dispose()
+        self._reader.dispose()

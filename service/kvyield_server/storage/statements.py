@@ -1,0 +1,31 @@
+"""Statements that several repositories share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, tuple_
+from sqlalchemy.exc import IntegrityError
+
+from kvyield_server.storage.faults import translated
+from kvyield_server.storage.records import PageKey
+
+
+def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert rows; a broken constraint raises ConflictError, NotFoundError or InvalidError."""
+    if not rows:
+        return
+    try:
+        connection.execute(insert(table), list(rows))
+    except IntegrityError as error:
+        raise translated(error) from error
+
+
+def newest_first(
+    query: Select[Any], at: ColumnElement[Any], row_id: ColumnElement[Any], after: PageKey | None, size: int
+) -> Select[Any]:
+    """Order by (at, id) from the newest, begin below ``after``, and take one row more than the page holds."""
+    if after is not None:
+        query = query.where(tuple_(at, row_id) < tuple_(literal(after.at, at.type), literal(after.id, row_id.type)))
+    return query.order_by(at.desc(), row_id.desc()).limit(size + 1)

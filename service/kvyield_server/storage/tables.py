@@ -1,0 +1,224 @@
+"""The tables, the same on SQLite and PostgreSQL. Columns that are queried are typed; the rest is JSON.
+
+``Json`` is JSONB on PostgreSQL, for mappings that may be queried; ``Document`` keeps the order of its keys, for answers
+that are shown again as they were given.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Dialect,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    TypeDecorator,
+    UniqueConstraint,
+    Uuid,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An instant to the microsecond: aware on both sides, kept as UTC; a naive time is refused."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError("a time without a zone cannot be stored")
+        return value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
+Document = JSON(none_as_null=True)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+hardware = Table(
+    "hardware",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("gpu", String, nullable=False),
+    Column("gpu_count", Integer, nullable=False),
+    Column("memory_gib", Double),
+    Column("unified_memory", Boolean),
+    UniqueConstraint("gpu", "gpu_count"),
+    CheckConstraint("gpu_count >= 1", name="gpu_count"),
+)
+
+model = Table(
+    "model",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("revision", String),
+    Column("facts", Json, nullable=False),
+    UniqueConstraint("name"),
+)
+
+pair = Table(
+    "pair",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("hardware_id", ForeignKey("hardware.id"), nullable=False),
+    Column("model_id", ForeignKey("model.id"), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("revision", BigInteger, nullable=False),
+    Column("observation_count", BigInteger, nullable=False),
+    Column("last_observed_at", UtcDateTime),
+    Column("engines", Json, nullable=False),
+    UniqueConstraint("hardware_id", "model_id"),
+    Index(None, "model_id"),
+    Index(None, "created_at", "id"),
+)
+
+api_token = Table(
+    "api_token",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("name", String, nullable=False),
+    Column("role", String, nullable=False),
+    Column("token_hash", String, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
+    Column("last_used_at", UtcDateTime),
+    UniqueConstraint("token_hash"),
+    CheckConstraint("role IN ('ingest', 'read', 'admin')", name="role"),
+)
+
+observation = Table(
+    "observation",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("pair_id", ForeignKey("pair.id"), nullable=False),
+    Column("content_digest", String, nullable=False),
+    Column("observed_at", UtcDateTime, nullable=False),
+    Column("received_at", UtcDateTime, nullable=False),
+    Column("token_id", ForeignKey("api_token.id")),
+    Column("host", String),
+    Column("source", String),
+    Column("gpu", String, nullable=False),
+    Column("gpu_count", Integer, nullable=False),
+    Column("memory_gib", Double),
+    Column("unified_memory", Boolean),
+    Column("model", String, nullable=False),
+    Column("model_revision", String),
+    Column("engine", String, nullable=False),
+    Column("engine_version", String),
+    Column("engine_variant", String),
+    Column("outcome", String, nullable=False),
+    Column("fraction", Double),
+    Column("pool_tokens", BigInteger),
+    Column("free_at_ready_gib", Double),
+    Column("recommendation_id", Uuid),
+    Column("retracted_at", UtcDateTime),
+    Column("retraction_reason", Text),
+    Column("flags", Json, nullable=False),
+    Column("facts", Json, nullable=False),
+    Column("measurements", Json, nullable=False),
+    Column("failure", Json),
+    Column("log_excerpt", Text),
+    UniqueConstraint("content_digest"),
+    CheckConstraint("outcome IN ('ready', 'refused', 'oom_startup', 'oom_runtime', 'failed')", name="outcome"),
+    CheckConstraint("pool_tokens >= 0", name="pool_tokens"),
+    Index(None, "observed_at", "id"),
+    Index(None, "pair_id", "observed_at", "id"),
+    Index(None, "host", "observed_at", "id"),
+    Index(None, "model", "observed_at", "id"),
+    Index(None, "gpu", "observed_at", "id"),
+    Index(None, "outcome", "observed_at", "id"),
+    Index(None, "token_id", "pair_id"),
+)
+
+verification = Table(
+    "verification",
+    metadata,
+    Column("observation_id", ForeignKey("observation.id"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("passed", Boolean, nullable=False),
+    Column("completion_tokens", BigInteger),
+    Column("cached_tokens", BigInteger),
+    Column("elapsed_seconds", Double),
+    Column("time_to_first_token_seconds", Double),
+    Column("answer_expected", Text),
+    Column("answer_received", Text),
+    Column("lowest_free_gib", Double),
+    Column("free_before_gib", Double),
+    Column("concurrent", BigInteger),
+    Column("memory_samples", BigInteger),
+    Column("error", Text),
+)
+
+fit = Table(
+    "fit",
+    metadata,
+    Column("pair_id", ForeignKey("pair.id"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("revision", BigInteger, nullable=False),
+    Column("fitted_at", UtcDateTime, nullable=False),
+    Column("deployment_id", String, nullable=False),
+    Column("engine", String, nullable=False),
+    Column("engine_version", String),
+    Column("summary", Document, nullable=False),
+)
+
+recommendation = Table(
+    "recommendation",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("made_at", UtcDateTime, nullable=False),
+    Column("pair_id", ForeignKey("pair.id")),
+    Column("engine", String, nullable=False),
+    Column("status", String, nullable=False),
+    Column("target_tokens", BigInteger, nullable=False),
+    Column("observation_id", ForeignKey("observation.id")),
+    Column("settled_at", UtcDateTime),
+    Column("question", Document, nullable=False),
+    Column("advice", Document, nullable=False),
+    Column("selector", Json, nullable=False),
+    Index(None, "settled_at", "id"),
+    Index(None, "pair_id"),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("at", UtcDateTime, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("action", String, nullable=False),
+    Column("subject", String, nullable=False),
+    Column("details", Json, nullable=False),
+    Index(None, "at", "id"),
+)

@@ -1,0 +1,172 @@
+"""One thread that writes, with group commit: jobs that wait together share one transaction and one flush to disk.
+
+Each job runs within its own savepoint, so that a job that raises takes nothing along. A savepoint costs little beside
+the job, and its release proves that the database still holds the transaction that is about to be committed: both
+databases drop a transaction by themselves on some errors, and would then commit nothing without a word.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from threading import Condition, Thread
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine
+
+from kvyield_server.errors import StorageUnavailableError
+from kvyield_server.storage.faults import translated, unavailable
+from kvyield_server.storage.uow import UnitOfWork
+
+T = TypeVar("T")
+Job = Callable[[UnitOfWork], Any]
+
+GROUP_SIZE = 64  # PostgreSQL keeps up to 64 savepoints of a transaction in fast memory
+CAPACITY = 10_000
+
+
+class _UnreachableError(Exception):
+    """No transaction could be opened; the cause says why."""
+
+
+class _BrokenError(Exception):
+    """A job left the transaction unusable for its neighbours; the cause is what the job raised."""
+
+
+@dataclass(slots=True)
+class _Entry:
+    job: Job
+    future: Future[Any]
+    is_alone: bool = False
+
+
+class Writer:
+    """Runs jobs in order of arrival. ``unit`` makes a unit of work of a connection that is in a transaction."""
+
+    def __init__(self, engine: Engine, unit: Callable[[Connection], UnitOfWork]) -> None:
+        self._engine = engine
+        self._unit = unit
+        self._queue: deque[_Entry] = deque()
+        self._wake = Condition()
+        self._is_closing = False
+        self._thread = Thread(target=self._loop, name="kvyield-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def depth(self) -> int:
+        return len(self._queue)
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def submit(self, job: Callable[[UnitOfWork], T]) -> Future[T]:
+        """Queue a job; fails at once when the writer is closed or far behind."""
+        future: Future[T] = Future()
+        with self._wake:
+            refusal = self._refusal()
+            if refusal is None:
+                self._queue.append(_Entry(job, future))
+                self._wake.notify()
+        if refusal is not None:
+            future.set_exception(StorageUnavailableError(refusal))
+        return future
+
+    def _refusal(self) -> str | None:
+        if self._is_closing:
+            return "The storage is closed."
+        return "Too many writes wait already." if len(self._queue) >= CAPACITY else None
+
+    def close(self) -> None:
+        """Write what waits, then stop."""
+        with self._wake:
+            self._is_closing = True
+            self._wake.notify()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while entries := self._next_group():
+            self._write([entry for entry in entries if entry.is_alone or entry.future.set_running_or_notify_cancel()])
+
+    def _next_group(self) -> list[_Entry]:
+        with self._wake:
+            self._wake.wait_for(lambda: self._queue or self._is_closing)
+            group: list[_Entry] = []
+            while self._queue and len(group) < GROUP_SIZE and not (group and self._queue[0].is_alone):
+                group.append(self._queue.popleft())
+                if group[-1].is_alone:
+                    break
+            return group
+
+    def _write(self, entries: list[_Entry]) -> None:
+        try:
+            outcomes = self._attempt(entries) if entries else []
+        except _UnreachableError as error:
+            self._fail([*entries, *self._drained()], error.__cause__ or error)
+        except _BrokenError as error:
+            self._write_apart(entries, error.__cause__ or error)
+        except Exception as error:  # the commit itself failed: it may or may not be on disk, so nobody is told it is
+            self._fail(entries, error)
+        else:
+            for entry, tell in zip(entries, outcomes, strict=True):
+                tell(entry.future)
+
+    def _attempt(self, entries: Sequence[_Entry]) -> list[Callable[[Future[Any]], None]]:
+        with self._transaction() as connection:
+            return [self._run(connection, entry.job) for entry in entries]
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        with ExitStack() as stack:
+            try:
+                connection = stack.enter_context(self._engine.connect())
+                stack.enter_context(connection.begin())
+            except Exception as error:
+                raise _UnreachableError from error
+            yield connection
+
+    def _run(self, connection: Connection, job: Job) -> Callable[[Future[Any]], None]:
+        """Return how to tell the job's future, once the group is committed."""
+        try:
+            connection.exec_driver_sql("SAVEPOINT job")
+            result = job(self._unit(connection))
+            connection.exec_driver_sql("RELEASE SAVEPOINT job")
+        except BaseException as error:
+            _undo(connection, error)
+            failure = translated(error)
+            if failure is not error:
+                failure.__cause__ = error
+            return lambda future: future.set_exception(failure)
+        return lambda future: future.set_result(result)
+
+    def _write_apart(self, entries: list[_Entry], error: BaseException) -> None:
+        """Give each job of a broken group a transaction of its own, ahead of all others."""
+        if len(entries) == 1:
+            self._fail(entries, error)
+            return
+        for entry in entries:
+            entry.is_alone = True
+        with self._wake:
+            self._queue.extendleft(reversed(entries))
+
+    def _drained(self) -> list[_Entry]:
+        with self._wake:
+            waiting = list(self._queue)
+            self._queue.clear()
+        return [entry for entry in waiting if entry.is_alone or entry.future.set_running_or_notify_cancel()]
+
+    def _fail(self, entries: Sequence[_Entry], error: BaseException) -> None:
+        failure = unavailable(error)
+        for entry in entries:
+            entry.future.set_exception(failure)
+
+
+def _undo(connection: Connection, error: BaseException) -> None:
+    try:
+        connection.exec_driver_sql("ROLLBACK TO SAVEPOINT job")
+        connection.exec_driver_sql("RELEASE SAVEPOINT job")
+    except Exception:
+        raise _BrokenError from error
