@@ -1,0 +1,286 @@
+"""From what a reader found, the card and the options to one observation, each value with the source it came from.
+
+What was measured is believed in this order: log, endpoint, card, option, configuration file. The names of model and
+GPU, which logs shorten or leave out, are believed in this order: option, log, card, configuration file. Where two
+sources disagree, the first wins and the disagreement is reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timezone
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from kvyield import _wire
+from kvyield._errors import IncompleteError
+from kvyield._ids import content_id
+from kvyield._names import model_name, same_name, same_size
+from kvyield._parallel import gpu_count_of
+from kvyield._secrets import looks_secret, redacted
+from kvyield.engines import Sourced, Start
+from kvyield.modelconfig import kept_facts
+
+FRACTION_FLAG = {
+    "sglang": "mem_fraction_static",
+    "vllm": "gpu_memory_utilization",
+    "tensorrt-llm": "free_gpu_memory_fraction",
+    "lmdeploy": "cache_max_entry_count",
+}
+LONGEST_EXCERPT = 4096
+LONGEST_LINE = 500
+LONGEST_MESSAGE = 2000
+_POSITIVE = frozenset({"pool_tokens", "kv_cache_gib", "device_memory_gib", "prompt_tokens"})
+_SIGNED = frozenset({"available_kv_cache_gib"})
+_MEASUREMENTS = tuple(_wire.Measurements.__struct_fields__)
+_FAILURE = tuple(name for name in _wire.Failure.__struct_fields__ if name not in ("phase", "message"))
+
+Known = Mapping[str, Sourced]
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a start is completed with: options, the card's facts, the configuration file, the model's ``config.json``.
+
+    ``options``, ``card`` and ``configured`` use the names ``gpu``, ``gpu_count``, ``gpu_memory_gib``,
+    ``unified_memory``, ``model``, ``model_revision``, ``engine_version`` and ``host``; ``flags`` fills flags that the
+    log does not tell.
+    """
+
+    options: Known = field(default_factory=dict)
+    card: Known = field(default_factory=dict)
+    configured: Known = field(default_factory=dict)
+    flags: Known = field(default_factory=dict)
+    model_facts: Mapping[str, object] = field(default_factory=dict)
+    model_facts_source: str = "option --model-config"
+    recommendation_id: UUID | None = None
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """One start, ready to post or with what it lacks. ``sources`` tells where each value came from."""
+
+    draft: Mapping[str, Any]
+    sources: Mapping[str, str]
+    contradictions: tuple[str, ...]
+    missing: tuple[str, ...]
+
+    def observation(self) -> _wire.Observation:
+        """The observation with its id. Raises `IncompleteError` when the service would refuse it."""
+        if self.missing:
+            raise IncompleteError(f"the log does not tell {', '.join(map(_asked, self.missing))}", self.missing)
+        try:
+            whole = msgspec.convert(self.draft, _wire.Observation)
+        except msgspec.ValidationError as error:
+            raise IncompleteError(f"the log tells something impossible: {error}", ()) from None
+        return msgspec.structs.replace(whole, id=content_id(whole))
+
+    def json(self) -> bytes:
+        """The observation exactly as it would be posted; what is missing is null."""
+        return msgspec.json.encode(self.draft if self.missing else self.observation())
+
+
+def assemble(start: Start, extras: Extras | None = None, *, source: str = "log") -> Assembled:
+    """Complete a start with what else is known. Never guesses: what nothing tells is null and listed as missing."""
+    return _Assembly(start, extras or Extras()).build(source)
+
+
+class _Assembly:
+    def __init__(self, start: Start, extras: Extras) -> None:
+        self.start = start
+        self.extras = extras
+        self.sources: dict[str, str] = {"outcome": "the log"}
+        self.contradictions = [redacted(text) for text in start.contradictions]
+
+    def build(self, source: str) -> Assembled:
+        flags = self.flags()
+        draft: dict[str, Any] = {
+            "id": None,
+            "observed_at": self.observed_at(),
+            "host": self.named("host", "host"),
+            "source": source,
+            "hardware": self.hardware(flags),
+            "model": self.model(),
+            "engine": self.engine(),
+            "flags": flags,
+            "outcome": self.start.outcome,
+            "measurements": self.measurements(),
+            "failure": self.failure(),
+            "verifications": [],
+            "recommendation_id": self.extras.recommendation_id,
+            "log_excerpt": _excerpt(self.start.excerpt),
+        }
+        missing = tuple(_missing(draft))
+        return Assembled(draft, self.sources, tuple(self.contradictions), missing)
+
+    def observed_at(self) -> Any:
+        moment = self.start.observed_at
+        if moment is None or not 2000 <= moment.year < 2200:
+            return None
+        self.sources["observed_at"] = "the log's times" if moment.tzinfo else "the log's times, taken as UTC"
+        return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
+
+    def hardware(self, flags: Mapping[str, Any]) -> dict[str, Any]:
+        parallel = gpu_count_of(self.start.engine, flags)
+        measured = [self.start.facts.get("gpu_memory_gib"), self.start.measurements.get("device_memory_gib")]
+        return {
+            "gpu": self.named("gpu", "hardware.gpu", same_name),
+            "gpu_count": self.chosen(
+                "hardware.gpu_count",
+                [*self.stated("gpu_count")[:2], parallel, _only_one(self.extras.card), *self.stated("gpu_count")[3:]],
+            ),
+            "memory_gib": self.chosen(
+                "hardware.memory_gib", [*measured, *self.stated("gpu_memory_gib", first="card")], same_size
+            ),
+            "unified_memory": self.chosen("hardware.unified_memory", [self.extras.card.get("unified_memory")]),
+        }
+
+    def model(self) -> dict[str, Any]:
+        option, logged, _, configured = self.stated("model", "model_name")
+        cleaned = logged and Sourced(*model_name(str(logged.value), logged.source))
+        return {
+            "name": self.chosen("model.name", [option, cleaned, configured], same_name),
+            "revision": self.named("model_revision", "model.revision"),
+            "facts": self.model_facts(),
+        }
+
+    def model_facts(self) -> dict[str, object]:
+        logged = kept_facts(self.start.model_facts)
+        facts = logged | dict(self.extras.model_facts)
+        for name, value in facts.items():
+            given = name in self.extras.model_facts
+            self.sources[f"model.facts.{name}"] = self.extras.model_facts_source if given else "the log or an endpoint"
+            if name in logged and logged[name] != value:
+                told = f"the log says {logged[name]!r}, {self.extras.model_facts_source} says {value!r}"
+                self.contradictions.append(f"model.facts.{name}: {told}")
+        return facts
+
+    def engine(self) -> dict[str, Any]:
+        return {
+            "name": self.start.engine,
+            "version": self.chosen(
+                "engine.version",
+                [self.start.facts.get("engine_version"), self.extras.options.get("engine_version")],
+            ),
+            "variant": self.chosen("engine.variant", [self.start.facts.get("engine_variant")]),
+        }
+
+    def flags(self) -> dict[str, Any]:
+        flags: dict[str, Any] = {}
+        for name in [*self.start.flags, *(name for name in self.extras.flags if name not in self.start.flags)]:
+            told = self.start.flags.get(name)
+            if looks_secret(name) or not _is_keepable(told.value if told else None):
+                continue
+            given = self.extras.flags.get(name)
+            value = self.chosen(f"flags.{name}", [told, given])
+            flags[name] = redacted(value) if isinstance(value, str) else value
+        return flags
+
+    def measurements(self) -> dict[str, Any]:
+        told = dict(self.start.measurements)
+        early = told.get("free_at_pool_end_gib")
+        if "free_at_ready_gib" not in told and early is not None and self.start.outcome == "ready":
+            note = "read at pool end, before graphs: an upper bound"
+            told["free_at_ready_gib"] = Sourced(early.value, f"{early.source} ({note})")
+        return {name: self.measured(f"measurements.{name}", told.get(name)) for name in _MEASUREMENTS}
+
+    def failure(self) -> dict[str, Any] | None:
+        if self.start.outcome == "ready":
+            return None
+        told = self.start.failure
+        message = self.chosen("failure.message", [told.get("message")])
+        return {
+            "phase": self.chosen("failure.phase", [told.get("phase")]) or "unknown",
+            "message": _clean(str(message))[:LONGEST_MESSAGE] if message else None,
+        } | {name: self.measured(f"failure.{name}", told.get(name)) for name in _FAILURE}
+
+    def measured(self, path: str, told: Sourced | None) -> Any:
+        name = path.rpartition(".")[2]
+        value = told.value if told else None
+        if told is None or isinstance(value, bool | str) or value is None or not math.isfinite(value):
+            return None
+        if (value < 0 and name not in _SIGNED) or (value <= 0 and name in _POSITIVE):
+            self.contradictions.append(f"{path}: {value} cannot be ({told.source}); left out")
+            return None
+        self.sources[path] = redacted(told.source)
+        return int(value) if name.endswith("_tokens") else value
+
+    def named(self, name: str, path: str, same: Callable[[Any, Any], bool] = same_name) -> Any:
+        return self.chosen(path, self.stated(name), same)
+
+    def stated(self, name: str, log_name: str | None = None, *, first: str = "option") -> Sequence[Sourced | None]:
+        """What option, log, card and configuration say; with ``first="card"`` card, option and configuration."""
+        option, card = self.extras.options.get(name), self.extras.card.get(name)
+        configured = self.extras.configured.get(name)
+        if first == "card":
+            return [card, option, configured]
+        return [option, self.start.facts.get(log_name or name), card, configured]
+
+    def chosen(
+        self, path: str, candidates: Iterable[Sourced | None], same: Callable[[Any, Any], bool] = lambda a, b: a == b
+    ) -> Any:
+        """The first value that is told; others that differ are reported, the configuration file's excepted."""
+        told = [one for one in candidates if one is not None and (one.value is not None or path.startswith("flags."))]
+        if not told:
+            return None
+        first = told[0]
+        self.sources[path] = redacted(first.source)
+        for other in told[1:]:
+            if not same(first.value, other.value) and other not in self.extras.configured.values():
+                text = f"{path}: {first.value!r} ({first.source}) against {other.value!r} ({other.source})"
+                self.contradictions.append(redacted(text))
+        return first.value
+
+
+def _only_one(card: Known) -> Sourced | None:
+    """The card count counts when there is one card; of several the engine may use some."""
+    count = card.get("gpu_count")
+    return count if count is not None and count.value == 1 else None
+
+
+def _missing(draft: Mapping[str, Any]) -> Iterable[str]:
+    for group, name in (("hardware", "gpu"), ("hardware", "gpu_count"), ("model", "name")):
+        if not draft[group][name]:
+            yield f"{group}.{name}"
+    fraction = FRACTION_FLAG[draft["engine"]["name"]]
+    if draft["outcome"] != "failed" and draft["flags"].get(fraction) is None:
+        yield f"flags.{fraction}"
+    measured = draft["measurements"]
+    if draft["outcome"] == "ready" and measured["pool_tokens"] is None and measured["kv_cache_gib"] is None:
+        yield "measurements.pool_tokens"
+
+
+def _asked(path: str) -> str:
+    options = {"hardware.gpu": "--gpu", "hardware.gpu_count": "--gpu-count", "model.name": "--model"}
+    if path.startswith("flags."):
+        name = path.removeprefix("flags.")
+        return f"{name} (give --flag {name}=VALUE)"
+    return f"{path} (give {options[path]})" if path in options else path
+
+
+def _is_keepable(value: _wire.Scalar) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return not isinstance(value, str) or 0 < len(value) <= 16_000
+
+
+def _excerpt(lines: Sequence[str]) -> str | None:
+    """The key lines, secrets and control signs removed, whole lines up to a few KB."""
+    kept: list[str] = []
+    size = 0
+    for line in (_clean(line)[:LONGEST_LINE] for line in lines):
+        size += len(line) + 1
+        if size > LONGEST_EXCERPT:
+            break
+        kept.append(line)
+    return "\n".join(kept) or None
+
+
+def _clean(text: str) -> str:
+    return "".join(sign for sign in redacted(text.rstrip()) if sign.isprintable() or sign in "\t\n")
