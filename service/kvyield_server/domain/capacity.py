@@ -89,18 +89,20 @@ class CapacityLine:
 
     def pool(self, flags: Flags) -> StudentT | None:
         """Return pool tokens before rounding down to pages, or None when nothing tells."""
-        return self._value(flags) if self.counts_tokens else None
+        along = self.along(flags)
+        return None if along.fraction is None else along.pool(along.fraction)
 
     def kv_gib(self, flags: Flags) -> StudentT | None:
         """Return the KV budget of one GPU in GiB, or None when nothing tells what a token costs."""
-        value = self._value({**flags}, in_memory=True)
-        if value is None or not self.counts_tokens:
-            return value
-        if self.tokens_per_gib is None:
-            return None
-        per_gib = self.tokens_per_gib
-        loc = value.loc / per_gib.value
-        return StudentT(loc, hypot(value.scale / per_gib.value, loc * per_gib.relative_sd), value.df)
+        along = self.along(flags)
+        return None if along.fraction is None else along.kv_gib(along.fraction)
+
+    def along(self, flags: Flags) -> CapacityAlong:
+        """Return the line under these flags as a function of the fraction, their differences worked out once."""
+        merged = {**self.flags, **flags}
+        change = self._change(merged)
+        fraction = as_number(merged.get(FRACTION_FLAG[self.engine.name]))
+        return CapacityAlong(self, change, self._tokens(change.shift_sd_gib), fraction)
 
     @property
     def base_gib(self) -> StudentT | None:
@@ -131,22 +133,6 @@ class CapacityLine:
         if self.posterior is None:
             return self.noise.rounding
         return self.noise.sd(self.posterior.line.level) * sqrt(self.posterior.tau2)
-
-    def _value(self, flags: Flags, *, in_memory: bool = False) -> StudentT | None:
-        merged = {**self.flags, **flags}
-        fraction = as_number(merged.get(FRACTION_FLAG[self.engine.name]))
-        if self.posterior is None or fraction is None:
-            return None
-        change = self._change(merged)
-        x = fraction + change.fraction_shift
-        noise = self.noise.sd(self.posterior.line.at(x))
-        extra = hypot(self._tokens(change.shift_sd_gib), self.widening_tokens)
-        value = self.posterior.at(x, noise, extra)
-        if value is None or change.is_none:
-            return value
-        scale = hypot(value.scale, value.loc * change.ratio.relative_sd)
-        widened = StudentT(value.loc, scale, value.df)
-        return widened if in_memory else widened.scaled(change.ratio.value)
 
     def _tokens(self, gib: float) -> float:
         """Return GiB in the unit of the line."""
@@ -202,6 +188,43 @@ class Change:
 
 
 NO_CHANGE = Change(Ratio(1.0, 0.0), 0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class CapacityAlong:
+    """A capacity line under fixed flags: what is left to say is the fraction."""
+
+    line: CapacityLine
+    change: Change
+    shift_sd_tokens: float
+    fraction: float | None
+
+    def pool(self, fraction: float) -> StudentT | None:
+        """Return pool tokens before rounding down to pages, or None when nothing tells."""
+        return self._value(fraction, in_memory=False) if self.line.counts_tokens else None
+
+    def kv_gib(self, fraction: float) -> StudentT | None:
+        """Return the KV budget of one GPU in GiB, or None when nothing tells what a token costs."""
+        value = self._value(fraction, in_memory=True)
+        if value is None or not self.line.counts_tokens:
+            return value
+        per_gib = self.line.tokens_per_gib
+        if per_gib is None:
+            return None
+        loc = value.loc / per_gib.value
+        return StudentT(loc, hypot(value.scale / per_gib.value, loc * per_gib.relative_sd), value.df)
+
+    def _value(self, fraction: float, *, in_memory: bool) -> StudentT | None:
+        posterior = self.line.posterior
+        if posterior is None:
+            return None
+        x = fraction + self.change.fraction_shift
+        noise = self.line.noise.sd(posterior.line.at(x))
+        value = posterior.at(x, noise, hypot(self.shift_sd_tokens, self.line.widening_tokens))
+        if value is None or self.change.is_none:
+            return value
+        widened = StudentT(value.loc, hypot(value.scale, value.loc * self.change.ratio.relative_sd), value.df)
+        return widened if in_memory else widened.scaled(self.change.ratio.value)
 
 
 def _dtype_ratio(before: Flags, after: Flags) -> Ratio:
