@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 Scalar = None | bool | int | float | str
-Outcome = Literal["ready", "refused", "oom_startup", "oom_runtime", "failed"]
+Outcome = Literal["ready", "refused", "oom_startup", "oom_runtime", "failed", "unfinished"]
 Phase = Literal["load", "pool", "graph_capture", "serving", "unknown"]
 
 
@@ -25,7 +25,8 @@ class Start:
     """One engine start as far as the sources told. What they did not tell is absent, never guessed.
 
     ``flags`` uses the engine's own names, resolved; a value of None is a flag known to be off. ``measurements``
-    and ``failure`` use the wire's names (``pool_tokens``, ``free_at_ready_gib``, ``phase``...). ``facts`` holds
+    and ``failure`` use the wire's names (``pool_tokens``, ``free_at_ready_gib``, ``phase``...). The outcome
+    ``unfinished`` never goes to the service: the source ends before the engine was ready or had failed. ``facts`` holds
     what is not a flag: ``model_name``, ``model_revision``, ``engine_version``, ``engine_variant``, ``gpu``,
     ``gpu_count``, ``gpu_memory_gib``, ``host`` and anything a later reader needs.
     """

@@ -1,0 +1,187 @@
+"""The interface that an engine's file fills in, and what readers of all engines share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Literal, Protocol
+
+from kvyield.engines._failures import Problems
+from kvyield.engines._prefix import UNKNOWN_YEAR, Record
+from kvyield.engines._start import Phase, Scalar, Sourced, Start
+from kvyield.engines._text import quote, source_of
+
+EXCERPT_LINES = 40
+
+Role = Literal["opens", "belongs"]
+
+
+class Engine(Protocol):
+    """One engine. A new engine is a module with such an object, listed in ``_engines.py``."""
+
+    name: str
+    openers: tuple[bytes, ...]
+    """Strings of which the first line worth reading of any start holds one; few and rare in a serving engine's output."""
+    ready: tuple[bytes, ...]
+    """Strings of which the last line of a start-up holds one, when it comes after the engine is as good as ready."""
+    hooks: tuple[bytes, ...]
+    """Strings of which every line worth reading while a start is under way holds one."""
+
+    def role(self, text: str) -> Role | None:
+        """Whether the line opens a start of this engine, or can only be this engine's, or could be anyone's."""
+
+    def reader(self, surroundings: Surroundings) -> StartReader:
+        """A reader for one start."""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a reader may know beside its own lines: a time for years that no line names, and the lines just before."""
+
+    reference_time: datetime | None = None
+    lines_before: Callable[[], Iterable[bytes]] = lambda: ()
+
+
+class Clock:
+    """First and ready time of one start, by the engine's own stamps if there are any, else by those of the prefix."""
+
+    def __init__(self, reference: datetime | None) -> None:
+        self._reference = reference
+        self._first: dict[str, datetime] = {}
+        self._ready: dict[str, datetime] = {}
+        self._year: int | None = None
+
+    def see(self, record: Record, own: datetime | None, *, ready: bool = False) -> None:
+        for kind, moment in (("own", own), ("prefix", record.time)):
+            if moment is None:
+                continue
+            self._first.setdefault(kind, moment)
+            if ready:
+                self._ready[kind] = moment
+            if moment.year != UNKNOWN_YEAR:
+                self._year = moment.year
+
+    @property
+    def started_at(self) -> datetime | None:
+        """Aware, UTC; a stamp without a zone is taken as UTC, one without a year gets it from another stamp or the reference."""
+        zoned = [moment for moment in self._first.values() if moment.tzinfo]
+        dated = [moment for kind in ("own", "prefix") for moment in (self._first.get(kind),) if moment]
+        if zoned:
+            return zoned[0].astimezone(timezone.utc)
+        dated.sort(key=lambda moment: moment.year == UNKNOWN_YEAR)
+        return self._in_utc(dated[0]) if dated else None
+
+    def _in_utc(self, moment: datetime) -> datetime | None:
+        if moment.year != UNKNOWN_YEAR:
+            return moment.replace(tzinfo=timezone.utc)
+        reference = self._reference or (
+            datetime(self._year, 12, 31, 23, 59, 59, tzinfo=timezone.utc) if self._year else None
+        )
+        if reference is None:
+            return None
+        for year in (reference.year, reference.year - 1):
+            try:
+                placed = moment.replace(year=year, tzinfo=timezone.utc)
+            except ValueError:
+                continue
+            if (placed - reference).total_seconds() < 86400:
+                return placed
+        return None
+
+    @property
+    def startup_seconds(self) -> float | None:
+        """From the first line to the ready line, by stamps of one kind."""
+        for kind in ("own", "prefix"):
+            if kind in self._first and kind in self._ready and self._same_zone(kind):
+                seconds = (self._ready[kind] - self._first[kind]).total_seconds()
+                if seconds < -86400 and self._first[kind].year == UNKNOWN_YEAR:
+                    seconds += 366 * 86400
+                return seconds if seconds >= 0 else None
+        return None
+
+    def _same_zone(self, kind: str) -> bool:
+        return (self._first[kind].tzinfo is None) == (self._ready[kind].tzinfo is None)
+
+
+class StartReader:
+    """Collects one start. Subclasses fill ``feed`` and ``conclude``; values are only ever set from a line that holds them."""
+
+    def __init__(self, engine: str, surroundings: Surroundings) -> None:
+        self.start = Start(engine=engine, outcome="unfinished")  # type: ignore[arg-type]  # engines are listed by name
+        self.surroundings = surroundings
+        self.clock = Clock(surroundings.reference_time)
+        self.problems = Problems()
+        self.phase: Phase = "load"
+        self.opened = False  # the line with the arguments was seen
+        self.started = False  # a line of the start-up itself was seen
+        self.announced = False  # the engine said that it was ready
+        self.complete = False  # nothing more of the start-up is to come
+
+    @property
+    def settled(self) -> bool:
+        """True when the start is over, well or badly: the next start-up line belongs to another start."""
+        return self.announced or (self.problems.cause is not None and self.problems.cause.final)
+
+    def belongs(self, record: Record) -> bool:
+        """False when the line can only be of another start."""
+        raise NotImplementedError
+
+    def feed(self, record: Record) -> None:
+        """Take in one line."""
+        raise NotImplementedError
+
+    def conclude(self) -> None:
+        """Fill the measurements that need the whole start."""
+        raise NotImplementedError
+
+    def note(self, record: Record) -> None:
+        """Keep the line for the excerpt."""
+        if len(self.start.excerpt) < EXCERPT_LINES:
+            self.start.excerpt.append(quote(record.text, 300))
+
+    def flag(self, name: str, value: Scalar, source: str) -> None:
+        self.start.flags[name] = Sourced(value, source)
+
+    def fact(self, name: str, value: Scalar, source: str) -> None:
+        if value is not None and value != "":
+            self.start.facts.setdefault(name, Sourced(value, source))
+
+    def measure(self, name: str, value: float | None, source: str) -> None:
+        """Set a measurement; negative figures are artefacts of memory that others gave back, and stay out."""
+        if value is not None and value >= 0:
+            self.start.measurements[name] = Sourced(value, source)
+
+    def finish(self) -> Start | None:
+        """The start as far as it went; None when nothing was learned of it."""
+        self.conclude()
+        start, cause = self.start, self.problems.cause
+        seconds = self.clock.startup_seconds
+        if seconds is not None and self.announced and self.opened:
+            start.measurements.setdefault(
+                "startup_seconds", Sourced(seconds, "time of the ready line less time of the first line")
+            )
+        start.observed_at = self.clock.started_at
+        if cause is not None and (cause.outcome != "failed" or not self.announced):
+            self._fail()
+        elif self.announced or start.measurements.get("pool_tokens") or "kv_cache_gib" in start.measurements:
+            start.outcome = "ready"
+            start.facts["readiness"] = Sourced(
+                "announced" if self.announced else "pool only", "the last line of the start-up seen"
+            )
+        known = start.flags or start.measurements or cause
+        return start if known else None
+
+    def _fail(self) -> None:
+        cause = self.problems.cause
+        assert cause is not None
+        self.start.outcome = cause.outcome
+        self.start.failure = {"phase": Sourced(cause.phase, cause.message.source), "message": cause.message}
+        for name, evidence in cause.evidence.items():
+            place = self.start.measurements if name == "device_memory_gib" else self.start.failure
+            place.setdefault(name, evidence)
+
+
+def source(record: Record) -> str:
+    """Where a value came from: the record's line."""
+    return source_of(record.number, record.text)

@@ -1,0 +1,9 @@
+"""The engines that are known. Adding one is a module with an ``Engine`` and a line here."""
+
+from __future__ import annotations
+
+from kvyield.engines._engine import Engine
+from kvyield.engines.sglang import Sglang
+from kvyield.engines.vllm import Vllm
+
+ENGINES: tuple[Engine, ...] = (Sglang(), Vllm())

@@ -1,0 +1,128 @@
+"""From any source of lines to the few lines that can matter, at the speed of ``bytes.find``.
+
+A log of gigabytes holds a few hundred lines about starts. Chunks are searched for key strings as a whole, and only lines that
+hold one are cut out, so that the cost of an ordinary request line is a fraction of a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any, NamedTuple
+
+CHUNK_BYTES = 1 << 18
+LINES_A_BATCH = 1024
+LONGEST_LINE_BYTES = 1 << 22
+LOOK_BACK_BYTES = 1 << 18
+
+Hooks = tuple[bytes, ...] | None
+"""Strings of which a line must hold one; None lets every line through."""
+
+
+class Line(NamedTuple):
+    """One line as bytes. ``cut`` says that the source ended inside it, so that a number at its end may lack digits."""
+
+    number: int
+    raw: bytes
+    cut: bool
+
+
+class Scanner:
+    """Walks chunks and yields the lines that hold one of the wanted strings; keeps the last bytes for looking back.
+
+    ``hooks`` is asked again after every line yielded, since a line may open a start and with it make others matter.
+    """
+
+    def __init__(self, hooks: Callable[[], Hooks]) -> None:
+        self._hooks = hooks
+        self._number = 1
+        self._before: deque[bytes] = deque()
+        self._chunk = b""
+        self._at = 0
+
+    def scan(self, chunk: bytes) -> Iterator[Line]:
+        """Yield the lines of ``chunk`` that matter. A chunk begins at a line's start."""
+        self._chunk, self._at = chunk, 0
+        while self._at < len(chunk):
+            hooks = self._hooks()
+            for start in _line_starts(chunk, self._at, hooks):
+                self._number += chunk.count(b"\n", self._at, start)
+                end = chunk.find(b"\n", start) + 1 or len(chunk)
+                self._at = end
+                yield Line(self._number, chunk[start:end], cut=not chunk.endswith(b"\n", start, end))
+                self._number += 1
+                if self._hooks() is not hooks:
+                    break
+            else:
+                if hooks is not None:
+                    self._number += chunk.count(b"\n", self._at)
+                    self._at = len(chunk)
+        self._remember(chunk)
+
+    def before(self) -> list[bytes]:
+        """The lines just before the one yielded last, oldest first."""
+        joined = b"".join(self._before) + self._chunk[: self._at]
+        return joined[-LOOK_BACK_BYTES:].splitlines()[1:-1]
+
+    def _remember(self, chunk: bytes) -> None:
+        self._before.append(chunk[-LOOK_BACK_BYTES:])
+        self._chunk, self._at = b"", 0
+        while len(self._before) > 1 and sum(map(len, self._before)) - len(self._before[0]) >= LOOK_BACK_BYTES:
+            self._before.popleft()
+
+
+def _line_starts(chunk: bytes, begin: int, hooks: Hooks) -> list[int]:
+    if hooks is None:
+        return [begin]
+    found: set[int] = set()
+    for hook in hooks:
+        at = chunk.find(hook, begin)
+        while at >= 0:
+            found.add(chunk.rfind(b"\n", begin, at) + 1 or begin)
+            end = chunk.find(b"\n", at)
+            at = chunk.find(hook, end) if end >= 0 else -1
+    return sorted(found)
+
+
+def chunks(lines: Iterable[bytes | str], *, follow: bool) -> Iterator[bytes]:
+    """Yield the source in pieces that end at a line's end, but perhaps the last. ``follow`` never waits for a second line."""
+    reader: Any = getattr(lines, "read", None)
+    if reader is not None and not follow and not hasattr(lines, "encoding"):
+        yield from _whole_lines(iter(lambda: reader(CHUNK_BYTES), b""))
+        return
+    source, size = iter(lines), 1 if follow else LINES_A_BATCH
+    joiner = _Joiner()
+    yield from _whole_lines(iter(lambda: joiner.join(list(islice(source, size))), b""))
+
+
+def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for piece in pieces:
+        end = piece.rfind(b"\n") + 1
+        if end:
+            yield rest + piece[:end]
+            rest = piece[end:]
+        else:
+            rest += piece
+        if len(rest) > LONGEST_LINE_BYTES:
+            yield rest + b"\n"
+            rest = b""
+    if rest:
+        yield rest
+
+
+class _Joiner:
+    """Joins lines of one source. Lines either all end in a newline, but perhaps the last, or none does."""
+
+    def __init__(self) -> None:
+        self._newlines_given = False
+
+    def join(self, items: list[bytes | str]) -> bytes:
+        raw = [item if isinstance(item, bytes) else item.encode("utf-8", "replace") for item in items]
+        joined = b"".join(raw)
+        if raw and raw[0].endswith(b"\n"):
+            self._newlines_given = True
+        if self._newlines_given or not raw:
+            return joined
+        return b"\n".join(raw) + b"\n"

@@ -1,0 +1,197 @@
+"""Which line belongs to which start: several starts in a file, several servers in a journal."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from kvyield.engines._engine import Engine, StartReader, Surroundings
+from kvyield.engines._lines import Hooks, Scanner
+from kvyield.engines._prefix import Record, read_line
+from kvyield.engines._start import Start
+
+FAILURE_HOOKS = (
+    b"rror: ",
+    b"out of memory",
+    b"OUT_OF_RESOURCES",
+    b"OUT_OF_MEMORY",
+    b"hit an exception",
+    b"EngineDead",
+    b"Fatal Python",
+)
+ARRAY_MESSAGE = b'"MESSAGE":['
+SURVIVAL_HOOKS = (b" batch", b"throughput: ")
+OPENERS_ONLY_AFTER = 1 << 23
+MOST_OPEN_A_STREAM = 4
+MOST_STREAMS = 256
+MOST_UNCLAIMED = 8
+LONGEST_JOINED = 1 << 20
+
+
+@dataclass
+class Session:
+    """One start being read, and the main process that opened it where the prefix names processes."""
+
+    engine: Engine
+    reader: StartReader
+    pid: int | None
+    opened: int
+    reported: bool = False
+
+
+@dataclass
+class Stream:
+    """What one unit, container or pod prints. Oldest session first."""
+
+    sessions: list[Session] = field(default_factory=list)
+    waiting: Record | None = None  # the parts so far of a record that its transport split
+    unclaimed: deque[Record] = field(default_factory=lambda: deque(maxlen=MOST_UNCLAIMED))
+
+
+class Segmenter:
+    """Feeds lines to the readers of the starts that they belong to and gives out starts that are over."""
+
+    def __init__(
+        self, engines: tuple[Engine, ...], *, forced: bool, reference_time: datetime | None, follow: bool
+    ) -> None:
+        self._engines = engines
+        self._forced = forced
+        self._follow = follow
+        self._streams: dict[str, Stream] = {}
+        self._opened = 0
+        self._scanned = 0
+        self._done: list[Session] = []
+        self.scanner = Scanner(self._hooks)
+        self._surroundings = Surroundings(reference_time, self.scanner.before)
+        openers = tuple(hook for engine in engines for hook in engine.openers)
+        ready = tuple(hook for engine in engines for hook in engine.ready)
+        self._idle: Hooks = (*openers, *FAILURE_HOOKS, ARRAY_MESSAGE)
+        self._almost: Hooks = (*ready, *openers, *FAILURE_HOOKS, ARRAY_MESSAGE)
+        self._busy: Hooks = tuple(dict.fromkeys(hook for engine in engines for hook in (*engine.hooks, *engine.openers, *engine.ready))) + (
+            *FAILURE_HOOKS, *SURVIVAL_HOOKS, ARRAY_MESSAGE)  # fmt: skip
+        self._mode: Hooks = self._busy
+
+    def _hooks(self) -> Hooks:
+        return self._mode
+
+    def read(self, chunk: bytes) -> Iterator[Start]:
+        """Take in a chunk of whole lines; yield the starts that it ended."""
+        for line in self.scanner.scan(chunk):
+            for record in read_line(line.number, line.raw, cut=line.cut):
+                self._take(record)
+            yield from self._ended()
+            self._mode = self._wanted()
+        self._scanned += len(chunk)
+        self._mode = self._wanted()
+
+    def close(self) -> Iterator[Start]:
+        """The source ended: yield what is left, oldest start first."""
+        for key, stream in self._streams.items():
+            if stream.waiting is not None:
+                waiting, stream.waiting = stream.waiting, None
+                self._route(replace(waiting, partial=False, cut=True), self._streams[key])
+            self._done.extend(stream.sessions)
+            stream.sessions = []
+        self._done.sort(key=lambda session: session.opened)
+        yield from self._ended()
+
+    def _wanted(self) -> Hooks:
+        if any(stream.waiting is not None for stream in self._streams.values()):
+            return None
+        sessions = [session for stream in self._streams.values() for session in stream.sessions]
+        if not sessions:
+            return self._busy if self._scanned < OPENERS_ONLY_AFTER else self._idle
+        if any(_is_busy(session.reader) for session in sessions):
+            return self._busy
+        return self._idle if all(session.reader.complete for session in sessions) else self._almost
+
+    def _take(self, record: Record) -> None:
+        stream = self._stream(record.key)
+        if stream.waiting is not None:
+            joined = stream.waiting.text + record.text
+            record = replace(
+                stream.waiting, text=joined[:LONGEST_JOINED], partial=record.partial and len(joined) < LONGEST_JOINED
+            )
+        stream.waiting = record if record.partial else None
+        if not record.partial:
+            self._route(record, stream)
+
+    def _stream(self, key: str) -> Stream:
+        if key not in self._streams and len(self._streams) >= MOST_STREAMS:
+            oldest = next(iter(self._streams))
+            self._done.extend(self._streams.pop(oldest).sessions)
+        return self._streams.setdefault(key, Stream())
+
+    def _route(self, record: Record, stream: Stream) -> None:
+        engine, opens = self._engine_of(record)
+        session = self._session(stream, record, engine, opens=opens)
+        if session is None:
+            stream.unclaimed.append(record)
+            return
+        earlier = [] if opens else list(stream.unclaimed)
+        stream.unclaimed.clear()
+        for each in (*earlier, record):
+            session.reader.feed(each)
+
+    def _engine_of(self, record: Record) -> tuple[Engine | None, bool]:
+        for engine in self._engines:
+            role = engine.role(record.text)
+            if role is not None:
+                return engine, role == "opens"
+        return (self._engines[0], False) if self._forced else (None, False)
+
+    def _session(self, stream: Stream, record: Record, engine: Engine | None, *, opens: bool) -> Session | None:
+        mine = [session for session in stream.sessions if engine is None or session.engine is engine]
+        session = _of_process(mine, record.pid)
+        if engine is None:
+            return session
+        if session is not None and opens and record.pid is not None and session.pid not in (None, record.pid):
+            return self._open(stream, record, engine)
+        if session is not None and session.reader.belongs(record):
+            session.pid = record.pid if opens and session.pid is None else session.pid
+            return session
+        return self._open(stream, record, engine)
+
+    def _open(self, stream: Stream, record: Record, engine: Engine) -> Session:
+        for session in list(stream.sessions):
+            if session.engine is engine and (session.pid == record.pid or record.pid is None or session.pid is None):
+                stream.sessions.remove(session)
+                self._done.append(session)
+        while len(stream.sessions) >= MOST_OPEN_A_STREAM:
+            self._done.append(stream.sessions.pop(0))
+        self._opened += 1
+        session = Session(engine, engine.reader(self._surroundings), record.pid, self._opened)
+        stream.sessions.append(session)
+        return session
+
+    def _ended(self) -> Iterator[Start]:
+        if self._follow:
+            yield from self._newly_ready()
+        done, self._done = self._done, []
+        for session in done:
+            start = None if session.reported and session.reader.problems.cause is None else session.reader.finish()
+            if start is not None:
+                yield start
+
+    def _newly_ready(self) -> Iterator[Start]:
+        for stream in self._streams.values():
+            for session in stream.sessions:
+                if session.reader.complete and not session.reported:
+                    session.reported = True
+                    start = session.reader.finish()
+                    if start is not None:
+                        yield start
+
+
+def _is_busy(reader: StartReader) -> bool:
+    return not reader.settled or reader.problems.cause is not None
+
+
+def _of_process(sessions: list[Session], pid: int | None) -> Session | None:
+    """The session of that process, or of the nearest main process below it: children are younger than their parent."""
+    if not sessions or pid is None or all(session.pid is None for session in sessions):
+        return sessions[-1] if sessions else None
+    older = [session for session in sessions if session.pid is not None and session.pid <= pid]
+    return max(older, key=lambda session: session.pid or 0) if older else sessions[-1]

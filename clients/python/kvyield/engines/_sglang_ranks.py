@@ -1,0 +1,143 @@
+"""What SGLang's ranks print about their memory, kept per rank and summed up at the end.
+
+SGLang prints GiB and calls them GB. With a draft model every line comes twice per rank; sliding-window models have two pools;
+other lines speak of address space or of host memory. This module tells them apart by order and by the counts they carry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from kvyield.engines._start import Sourced
+
+MOST_RANKS = 4096
+_GB = r"(-?\d+(?:\.\d+)?) ?GB\b"
+AVAILABLE = re.compile(rf"avail mem={_GB}")
+USAGE = re.compile(rf"mem usage={_GB}")
+TOKENS = re.compile(r"#tokens: (\d{1,18})\b")
+_SIZE = re.compile(rf"\b(?:KV|K|V) size: {_GB}")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """One pool line of one rank; ``tokens`` and ``gib`` are None when the line does not hold them."""
+
+    tokens: int | None
+    gib: float | None
+    source: str
+
+
+@dataclass
+class Rank:
+    """One rank's figures, GiB, in the order in which it printed them."""
+
+    before_load: Sourced | None = None
+    after_load: Sourced | None = None
+    last_available: Sourced | None = None
+    pool_end: Sourced | None = None
+    weights: list[tuple[float, str]] = field(default_factory=list)
+    graphs: list[tuple[float, str]] = field(default_factory=list)
+    pools: list[Pool] = field(default_factory=list)
+    sliding_window: Sourced | None = None
+    pool_begun: bool = False
+
+
+class Ranks:
+    """All ranks of one start."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[str, Rank] = {}
+
+    @property
+    def all(self) -> list[Rank]:
+        """Every rank that printed something."""
+        return list(self._ranks.values())
+
+    def first_pools(self) -> list[Sourced]:
+        """The count on each rank's first pool line, the target's."""
+        firsts = [rank.pools[0] for rank in self._ranks.values() if rank.pools]
+        return [Sourced(pool.tokens, pool.source) for pool in firsts if pool.tokens is not None]
+
+    def of(self, name: str) -> Rank:
+        """The rank of that name, made when new; past a bound all share one, so that noise cannot fill the memory."""
+        if name not in self._ranks and len(self._ranks) >= MOST_RANKS:
+            name = next(iter(self._ranks))
+        return self._ranks.setdefault(name, Rank())
+
+    def load_begins(self, rank: Rank, text: str, source: str) -> None:
+        available = _available(text, source)
+        if available and rank.before_load is None and not rank.pool_begun:
+            rank.before_load = available
+        rank.last_available = available or rank.last_available
+
+    def load_ends(self, rank: Rank, text: str, source: str) -> None:
+        """Weights are loaded. What loads before the pool, a draft model too, is part of what the pool must fit beside."""
+        available, usage = _available(text, source), USAGE.search(text)
+        if available:
+            rank.last_available = available
+            rank.after_load = rank.after_load if rank.pool_begun else available
+        if usage:
+            rank.weights.append((float(usage[1]), source))
+
+    def pool_line(self, rank: Rank, text: str, source: str) -> None:
+        tokens, sizes = TOKENS.search(text), _SIZE.findall(text)
+        gib = round(sum(map(float, sizes)), 4) if sizes else None
+        rank.pools.append(Pool(int(tokens[1]) if tokens else None, gib, source))
+        rank.pool_begun = True
+
+    def pool_ends(self, rank: Rank, text: str, source: str) -> None:
+        available = _available(text, source)
+        rank.pool_begun = True
+        rank.pool_end = available or rank.pool_end
+        rank.last_available = available or rank.last_available
+
+    def graph_ends(self, rank: Rank, text: str, source: str) -> None:
+        available, usage = _available(text, source), USAGE.search(text)
+        rank.last_available = available or rank.last_available
+        if usage:
+            rank.graphs.append((float(usage[1]), source))
+
+    def lowest(self, pick: Callable[[Rank], Sourced | None]) -> Sourced | None:
+        """The least of a figure over the ranks that printed it."""
+        found = [value for value in map(pick, self._ranks.values()) if value is not None]
+        return min(found, key=lambda value: float(value.value or 0), default=None)
+
+    def highest_sum(self, pick: Callable[[Rank], list[tuple[float, str]]], *, positive: bool = False) -> Sourced | None:
+        """The largest sum of a figure over one rank's lines. ``positive`` leaves out negative terms."""
+        sums = []
+        for rank in self._ranks.values():
+            terms = [(value, source) for value, source in pick(rank) if value > 0 or not positive]
+            if terms:
+                sums.append((round(sum(value for value, _ in terms), 4), " + ".join(source for _, source in terms)))
+        best = max(sums, key=lambda item: item[0], default=None)
+        return Sourced(*best) if best else None
+
+
+def _available(text: str, source: str) -> Sourced | None:
+    match = AVAILABLE.search(text)
+    return Sourced(float(match[1]), source) if match else None
+
+
+def target_and_draft(rank: Rank, pool_tokens: int | None, *, ways: int) -> tuple[Sourced | None, Sourced | None]:
+    """KV GiB of the target's pool and of the draft's, of one rank.
+
+    The target's pool comes first. When the first line holds another count than the engine's final one (and not its share under
+    ``ways``-fold context parallelism) while a later line holds it, the order proves nothing and both stay unknown.
+    """
+    pools = list(rank.pools)
+    if rank.sliding_window is not None:
+        return rank.sliding_window, None
+    if not pools:
+        return None, None
+    first = pools[0]
+    agrees = first.tokens is None or pool_tokens is None or first.tokens in (pool_tokens, pool_tokens // ways)
+    if not agrees and any(pool.tokens == pool_tokens for pool in pools[1:]):
+        return None, None
+    drafts = [pool for pool in pools[1:] if pool.gib is not None]
+    return _gib(first), _gib(drafts[0]) if drafts else None
+
+
+def _gib(pool: Pool) -> Sourced | None:
+    return Sourced(pool.gib, pool.source) if pool.gib is not None else None

@@ -1,0 +1,42 @@
+"""Quoting of log lines: trimmed, and without secrets."""
+
+from __future__ import annotations
+
+import re
+
+LONGEST_QUOTE = 240
+LONGEST_MESSAGE = 600
+
+_SECRET = re.compile(
+    r"(?i)(['\"]?[\w\-]{0,40}(?:api[_\-]?key|token|secret|password|passwd|credential)[\w\-]{0,20}['\"]?\s{0,2}[=:]\s{0,2}|bearer )"
+    r"('[^']{0,500}'?|\"[^\"]{0,500}\"?|\[[^\]]{0,500}\]?|[^\s,)&}]{1,500})"
+)
+_HARMLESS = re.compile(r"(?i)None\b|\d+\b|True\b|False\b|''|\[\]")
+_TOKEN_COUNTS = re.compile(r"(?i)tokens|tokenizer|token_?id|token_usage|new-token|cached-token")
+
+
+def source_of(number: int, text: str) -> str:
+    """Where a value came from: ``line 12: <text>``, trimmed."""
+    return f"line {number}: {quote(text, LONGEST_QUOTE)}"
+
+
+def quote(text: str, longest: int = LONGEST_MESSAGE) -> str:
+    """The text on one line, without secrets, at most ``longest`` characters."""
+    clean = without_secrets(text[: longest * 2]).strip()
+    return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+
+
+def without_secrets(text: str) -> str:
+    """Replace what follows a name such as ``api_key=`` by ``***``; counts of tokens are no secrets."""
+    return _SECRET.sub(_masked, text)
+
+
+def is_secret(name: str) -> bool:
+    """True for a field whose value must not leave the host."""
+    return _SECRET.match(f"{name}=x") is not None and not _TOKEN_COUNTS.search(name)
+
+
+def _masked(match: re.Match[str]) -> str:
+    if _TOKEN_COUNTS.search(match[1]) or _HARMLESS.match(match[2]):
+        return match[0]
+    return f"{match[1]}***"

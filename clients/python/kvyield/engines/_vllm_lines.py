@@ -1,0 +1,103 @@
+"""vLLM's log lines as patterns, V0 to 0.33. Searched, never anchored: deployments wrap and reformat them."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime
+
+from kvyield.engines._prefix import UNKNOWN_YEAR
+
+Match = re.Match[str]
+
+_N = r"(-?\d+(?:\.\d+)?)"
+_GIB = rf"{_N} ?Gi?B"
+_STAMP = re.compile(
+    r"(?:^|[^A-Z])(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.\d{1,6})? "
+)
+_SOURCE = re.compile(r"[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \[?[\w/.\-]{1,200}:\d{1,6}\]")
+
+NON_DEFAULT = re.compile(r"non-default args: (\{)")
+NAMESPACE = re.compile(r"args: (?:Namespace|argparse\.Namespace)\(")
+CONFIG = re.compile(r"Initializing an? (?:V[01] )?LLM engine(?: \(v([^)\s]{1,60})\))? with config: ")
+SERVER_VERSION = re.compile(r"vLLM (?:API )?server version ([\w.+\-]{1,60})")
+MODEL_LEN = re.compile(r"Using max model len (\d{1,12})\b")
+BATCHED = re.compile(r"Chunked prefill is enabled (?:with |\()max_num_batched_tokens=(\d{1,12})\b")
+LOADED = re.compile(rf"(?:Model loading took|Loading model weights took) {_GIB}")
+V0_WEIGHTS = re.compile(rf"model weights take:? {_GIB}")
+V0_TOTAL = re.compile(rf"total_gpu_memory \({_GIB}\) x gpu_memory_utilization \((\d?\.\d+|\d)\) = {_GIB}")
+V0_REST = re.compile(rf"(?:the rest of the memory reserved for KV Cache is|^(?:INFO )?KV Cache:) {_GIB}")
+V0_BLOCKS = re.compile(r"# (?:GPU|[Cc][Uu][Dd][Aa]|[a-z]{2,8}) blocks: ([\d,]{1,24})\b")
+V0_PARTS = re.compile(
+    rf"model weights take {_GIB}; non_torch_memory takes {_GIB}; PyTorch activation peak memory takes {_GIB}; "
+    rf"the rest of the memory reserved for KV Cache is {_GIB}"
+)
+AVAILABLE = re.compile(rf"Available KV cache memory: {_N} GiB")
+SIZE = re.compile(r"\b[A-Z]{2,6}(?: \+ host)? KV cache size: (\d{1,3}(?:,\d{3}){0,6}|\d{1,18}) tokens")
+CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,24}) tokens per request: (\d+\.\d+)x")
+GRAPHS = re.compile(rf"Graph capturing finished in \d+ secs?, took {_GIB}")
+GRAPH_POOL = re.compile(rf"CUDA graph pool memory: {_GIB} \(actual\)")
+GRAPH_ESTIMATE = re.compile(rf"Estimated CUDA graph memory: {_GIB} total")
+EQUIVALENT = re.compile(
+    r"current --gpu-memory-utilization=(\d?\.\d+|\d) is equivalent to --gpu-memory-utilization=(\d?\.\d+|\d)"
+)
+SUGGESTION = re.compile(
+    rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization is "
+    rf"\((\d?\.\d+|\d), {_N} GiB\)\. Actual usage is {_N} GiB for (weight|consumed memory \(weights \+ non-torch\)), "
+    rf"{_N} GiB for peak activation, (?:{_N} GiB for non-torch memory, )?and {_N} GiB for CUDAGraph memory"
+)
+SUGGESTION_BYTES = re.compile(r"--kv-cache-memory=(\d{1,18}).{0,120}--kv-cache-memory=(\d{1,18})")
+IN_USE = re.compile(rf"Current kv cache memory in use is (?:{_N} GiB|(\d{{6,18}})(?: bytes)?\b)")
+BYTES_MODE = re.compile(
+    rf"Initial free memory {_N} GiB, reserved {_N} GiB memory for KV Cache as specified by kv_cache_memory_bytes"
+)
+OVERRIDE = re.compile(r"Overriding num_gpu_blocks=(\d{1,18}) with num_gpu_blocks_override=(\d{1,18})\b")
+REDUCED = re.compile(rf"KV cache memory reduced to {_N} GiB")
+AUTO_LEN = re.compile(
+    r"Auto-fit max_model_len: (?:reduced from \d+ to (\d{1,12})|full model context length (\d{1,12}) fits)"
+)
+PLAN = re.compile(r"Applying persisted startup plan .{0,120}?kv_cache_memory_bytes=(\d{1,18})\b")
+ENGINE_READY = re.compile(r"init engine \(profile, create kv cache, warmup model\) took \d")
+SERVING = re.compile(r"Application startup complete|Starting vLLM (?:API )?server(?: \d+)? on http")
+SERVED = re.compile(r"Avg prompt throughput: ")
+BAD_PROFILE = re.compile(r"Error in memory profiling\. .{0,300}")
+
+REFUSED_FREE = re.compile(
+    rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup is less than desired GPU memory utilization \((\d?\.\d+|\d), {_N} GiB\).{{0,200}}"
+)
+REFUSED_LENGTH = re.compile(
+    r"To serve at least one request with the models?'s? ?(?:models?'s)? ?max seq len \((\d{1,12})\), \(?([\d.]{1,12}) GiB KV "
+    r".{0,100}?memory \((-?[\d.]{1,12}) GiB\).{0,500}"
+)
+REFUSED_STORED = re.compile(
+    r"The model's max seq len \((\d{1,12})\) is larger than the maximum number of tokens that can be stored in KV cache \((\d{1,18})\).{0,300}"
+)
+REFUSED_PLAIN = re.compile(
+    r"No available memory for the cache blocks.{0,300}|Cannot auto-fit max_model_len: .{0,300}"
+    r"|Externally held weights on device .{0,60} exceed the desired GPU memory utilization.{0,200}"
+    r"|frontend multimodal GPU decoding reserves .{0,300}"
+)
+WARM_UP = re.compile(r"(?:CUDA )?out of memory occurred when warming up (?:sampler|pooler).{0,300}")
+PROMPT_LENGTH = re.compile(r"prompt_token_ids_len=(\d{1,12})\b")
+
+MINE = re.compile(
+    r"non-default args: \{|args: (?:argparse\.)?Namespace\(|LLM engine(?: \(v[^)]{1,60}\))? with config: |vLLM (?:API )?server version"
+    r"|Model loading took|Loading model weights took|gpu_memory_utilization|model weights take|reserved for KV Cache|# \w{2,8} blocks: "
+    r"|vLLM instance can use|Available KV cache memory|KV cache size: [\d,]+ tokens|Maximum concurrency for|Graph capturing finished"
+    r"|CUDA graph memory profiling|Estimated CUDA graph memory|Desired GPU memory utilization|desired GPU memory utilization"
+    r"|kv_cache_memory_bytes|num_gpu_blocks_override|init engine \(profile|EngineCore|WorkerProc|To serve at least one request with the model"
+    r"|No available memory for the cache blocks|No available shared memory broadcast block|Starting vLLM|KV Cache: \d|CUDA graph pool memory"
+    r"|Setting attention block size to \d+ tokens|padding layers, may waste|Using max model len|Chunked prefill is enabled with max_num"
+    r"|when warming up sampler|max_model_len"
+)
+
+
+def own_time(text: str) -> datetime | None:
+    """The engine's own stamp, which has no year."""
+    match = _STAMP.search(text, 0, 2000)
+    if match is None:
+        return None
+    month, day, hour, minute, second = map(int, match.groups())
+    try:
+        return datetime(UNKNOWN_YEAR, month, day, hour, minute, second)  # noqa: DTZ001  # the log names no zone
+    except ValueError:
+        return None

@@ -1,0 +1,299 @@
+"""vLLM, V0 and V1 to 0.33: what its log says about a start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvyield.engines import _vllm_lines as lines
+from kvyield.engines._defaults import vllm_default
+from kvyield.engines._engine import Role, StartReader, Surroundings, source
+from kvyield.engines._failures import SPECIFIC, Problem
+from kvyield.engines._literals import Fields, Value, call_fields, dict_fields, scalar
+from kvyield.engines._prefix import Record
+from kvyield.engines._start import Scalar, Sourced
+from kvyield.engines._text import quote
+from kvyield.engines._vllm_flags import ALIASES, MEMORY_FLAGS, NESTED
+from kvyield.engines._vllm_pool import VllmMemory
+
+LONGEST_LINE = 4000
+
+
+class VllmReader(StartReader):
+    """Reads one start of vLLM."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        super().__init__("vllm", surroundings)
+        self.memory = VllmMemory()
+        self.openings: set[tuple[str, str]] = set()
+        self.args_known = False
+        self.last_prompt: int | None = None
+
+    def belongs(self, record: Record) -> bool:
+        """False for an opening line once the start is over, or when its like was seen and the weights were loaded since."""
+        kind = _opening(record.text)
+        if kind is None:
+            return True
+        if self.settled or self.memory.pool_known:
+            return False
+        return (kind, record.process) not in self.openings or not self.started
+
+    def feed(self, record: Record) -> None:
+        text, own = record.text[:LONGEST_LINE], lines.own_time(record.text)
+        kind = _opening(text)
+        if kind:
+            self.openings.add((kind, record.process))
+            self.opened = True
+        ready = bool(lines.ENGINE_READY.search(text) or lines.SERVING.search(text))
+        self.clock.see(record, own, ready=ready)
+        handled = False
+        for needle, handle in _HANDLERS:
+            if needle in text:
+                handled = bool(handle(self, record, text)) or handled
+        if handled:
+            self.note(record)
+            self.problems.progress()
+        elif not self._refusal(record, text):
+            self._problem(record, text)
+
+    def _problem(self, record: Record, text: str) -> None:
+        serving = self.announced or not (self.started or self.opened)
+        self.problems.read(record.number, text, self.phase, serving=serving)
+        cause, lengths = self.problems.cause, lines.PROMPT_LENGTH.findall(record.text[: 1 << 16])
+        if lengths and serving:
+            self.last_prompt = max(map(int, lengths))
+        if cause and cause.outcome == "oom_runtime" and self.last_prompt:
+            cause.evidence.setdefault(
+                "prompt_tokens", Sourced(self.last_prompt, "the scheduler output that the engine dumped")
+            )
+
+    def _read_args(self, record: Record, text: str) -> bool:
+        match, namespace = lines.NON_DEFAULT.search(text), lines.NAMESPACE.search(text)
+        if match:
+            fields = dict_fields(record.text, match.start(1))
+            self.args_known = fields.complete
+        elif namespace:
+            fields = call_fields(record.text, namespace.end())
+        else:
+            return False
+        self._take_flags(fields, record, "args", strong=True)
+        self._names(fields.values, f"line {record.number}: args")
+        return True
+
+    def _take_flags(self, fields: Fields, record: Record, line: str, *, strong: bool) -> None:
+        values = dict(fields.values)
+        for outer, inner in NESTED.items():
+            nested = values.get(outer)
+            if isinstance(nested, dict):
+                values.update({name: nested[name] for name in inner if name in nested})
+        for name, value in values.items():
+            flag = ALIASES.get(name, name)
+            if flag in MEMORY_FLAGS and (strong or self._is_open(flag)):
+                self.flag(flag, _plain(value), f"line {record.number}: {line}, {name}={quote(str(value), 80)}")
+
+    def _is_open(self, flag: str) -> bool:
+        known = self.start.flags.get(flag)
+        return known is None or known.value in (None, "auto")
+
+    def _names(self, values: dict[str, Value], where: str) -> None:
+        model = values.get("model") or values.get("model_tag")
+        self.fact("model_name", scalar(model), f"{where}, model")
+        self.fact("model_revision", scalar(values.get("revision")), f"{where}, revision")
+        served = values.get("served_model_name")
+        self.fact(
+            "served_model_name",
+            scalar(served[0] if isinstance(served, list) and served else served),
+            f"{where}, served_model_name",
+        )
+
+    def _read_config(self, record: Record, text: str) -> bool:
+        match = lines.CONFIG.search(text)
+        if match is None:
+            return False
+        if match[1]:
+            self.fact("engine_version", match[1], f"line {record.number}: engine config")
+        fields = call_fields(record.text, match.end())
+        self._take_flags(fields, record, "engine config", strong=False)
+        self._names(fields.values, f"line {record.number}: engine config")
+        sizes = [fields.values.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline", "data")]
+        if all(isinstance(size, int) and 0 < size < 1 << 20 for size in sizes):
+            product = int(str(sizes[0])) * int(str(sizes[1])) * int(str(sizes[2]))
+            self.fact("gpu_count", product, f"line {record.number}: engine config, product of parallel sizes")
+        return True
+
+    def _read_version(self, record: Record, text: str) -> bool:
+        match = lines.SERVER_VERSION.search(text)
+        if match:
+            self.fact("engine_version", match[1].removeprefix("v"), source(record))
+        return match is not None
+
+    def _read_lengths(self, record: Record, text: str) -> bool:
+        length, batched, fitted = (pattern.search(text) for pattern in (lines.MODEL_LEN, lines.BATCHED, lines.AUTO_LEN))
+        if length and self._is_open("max_model_len"):
+            self.flag("max_model_len", int(length[1]), source(record))
+        if fitted:
+            self.flag("max_model_len", int(fitted[1] or fitted[2]), source(record))
+        if batched:
+            self.flag("max_num_batched_tokens", int(batched[1]), source(record))
+        return bool(length or batched or fitted)
+
+    def _read_weights(self, record: Record, text: str) -> bool:
+        if self.memory.weights(record, text):
+            self.started = True
+            self.phase = "pool"
+            return True
+        return False
+
+    def _read_pool(self, record: Record, text: str) -> bool:
+        if not self.memory.pool(record, text):
+            return False
+        self.started = True
+        longest = lines.CONCURRENCY.search(text)
+        if longest and self._is_open("max_model_len"):
+            self.flag("max_model_len", int(longest[1].replace(",", "")), source(record))
+        if self.memory.pool_known:
+            self.phase = "graph_capture"
+        if self.memory.no_blocks:
+            message = Sourced(quote(text), source(record))
+            self.problems.add(
+                Problem("refused", "pool", message, SPECIFIC, final=True, evidence=self.memory.shortage())
+            )
+        return True
+
+    def _read_total(self, record: Record, text: str) -> bool:
+        total, suggestion, equivalent = (p.search(text) for p in (lines.V0_TOTAL, lines.SUGGESTION, lines.EQUIVALENT))
+        rounded = total[2] if total else suggestion[3] if suggestion else equivalent[1] if equivalent else None
+        if rounded is not None and "gpu_memory_utilization" not in self.start.flags:
+            self.flag("gpu_memory_utilization", float(rounded), source(record))
+        if total or suggestion:
+            self.started = True
+            self.memory.totals(record, total, suggestion, self.start.contradictions)
+        return bool(total or suggestion or equivalent)
+
+    def _read_graphs(self, record: Record, text: str) -> bool:
+        return self.memory.graphs(record, text)
+
+    def _read_ready(self, record: Record, text: str) -> bool:
+        if lines.ENGINE_READY.search(text):
+            self.started = self.announced = True
+        elif lines.SERVING.search(text):
+            self.announced = self.announced or self.started
+            self.complete = self.announced
+        else:
+            return False
+        self.phase = "serving"
+        return True
+
+    def _read_served(self, _record: Record, text: str) -> bool:
+        if lines.SERVED.search(text):
+            self.problems.progress()
+        return False
+
+    def _refusal(self, record: Record, text: str) -> bool:
+        if self.announced:
+            return False
+        free, length, stored, plain, warm = (
+            pattern.search(text) for pattern in
+            (lines.REFUSED_FREE, lines.REFUSED_LENGTH, lines.REFUSED_STORED, lines.REFUSED_PLAIN, lines.WARM_UP)
+        )  # fmt: skip
+        match = free or length or stored or plain
+        where = source(record)
+        if warm:
+            phase = self.phase if self.phase != "load" else "pool"
+            self.problems.add(Problem("oom_startup", phase, Sourced(quote(warm[0]), where), SPECIFIC + 1))
+        if match is None:
+            return warm is not None
+        problem = Problem(
+            "refused", "load" if free else "pool", Sourced(quote(match[0]), where), SPECIFIC + 1, final=True
+        )
+        if length:
+            problem.evidence["available_kv_cache_gib"] = Sourced(float(length[3].rstrip(".")), where)
+        if stored:
+            self.memory.tokens["stored"] = Sourced(int(stored[2]), where)
+        if free:
+            self._free_refusal(free, where)
+        self.problems.add(problem)
+        return True
+
+    def _free_refusal(self, free: lines.Match, where: str) -> None:
+        self.memory.free[""] = Sourced(float(free[1]), where)
+        self.memory.device = Sourced(float(free[2]), where)
+        if "gpu_memory_utilization" not in self.start.flags:
+            self.flag("gpu_memory_utilization", float(free[3]), where)
+
+    def conclude(self) -> None:
+        """Sum up the processes, and fill the default fraction where the arguments were read and do not name one."""
+        block = self.start.flags.get("block_size")
+        size = block.value if block and isinstance(block.value, int) and block.value > 0 else None
+        for name, value in self.memory.conclude(size).items():
+            self.measure(
+                name, float(str(value.value)) if name != "pool_tokens" else int(str(value.value)), value.source
+            )
+        version = self.start.facts.get("engine_version")
+        if self.args_known and version and "gpu_memory_utilization" not in self.start.flags:
+            default = vllm_default("gpu_memory_utilization", str(version.value))
+            if default is not None:
+                self.flag("gpu_memory_utilization", default, "default")
+
+
+def _plain(value: Value) -> Scalar:
+    return value.removeprefix("torch.") if isinstance(value, str) else scalar(value)
+
+
+def _opening(text: str) -> str | None:
+    for kind, pattern in (
+        ("args", lines.NON_DEFAULT),
+        ("args", lines.NAMESPACE),
+        ("config", lines.CONFIG),
+        ("version", lines.SERVER_VERSION),
+    ):
+        if pattern.search(text, 0, LONGEST_LINE):
+            return kind
+    return None
+
+
+Handler = Callable[[VllmReader, Record, str], bool]
+_HANDLERS: tuple[tuple[str, Handler], ...] = (
+    ("args: ", VllmReader._read_args),
+    ("with config: ", VllmReader._read_config),
+    ("server version", VllmReader._read_version),
+    ("max_model_len", VllmReader._read_lengths),
+    ("max model len", VllmReader._read_lengths),
+    ("max_num_batched_tokens", VllmReader._read_lengths),
+    ("weights", VllmReader._read_weights),
+    ("Model loading took", VllmReader._read_weights),
+    ("utilization", VllmReader._read_total),
+    ("KV ", VllmReader._read_pool),
+    ("kv cache memory in use", VllmReader._read_pool),
+    (" blocks: ", VllmReader._read_pool),
+    ("num_gpu_blocks", VllmReader._read_pool),
+    ("Maximum concurrency", VllmReader._read_pool),
+    ("raph", VllmReader._read_graphs),
+    ("init engine (profile", VllmReader._read_ready),
+    ("startup complete", VllmReader._read_ready),
+    ("Starting vLLM", VllmReader._read_ready),
+    ("throughput: ", VllmReader._read_served),
+)
+
+
+class Vllm:
+    """vLLM."""
+
+    name = "vllm"
+    openers = (b"non-default args", b" with config: ", b"args: Namespace", b"KV cache size: ")
+    ready = (b"startup complete",)
+    hooks = (
+        b"LLM ", b"GiB", b" GB", b" blocks", b"num_gpu_blocks", b"KV cache size", b"Maximum concurrency", b"max_num_batched_tokens",
+        b"max model len", b"max_model_len", b"init engine", b"padding layers", b"attention block size", b"shared memory broadcast",
+        b"GPU memory", b"prompt_token_ids_len",
+    )  # fmt: skip
+
+    def role(self, text: str) -> Role | None:
+        """``opens`` for a line with the arguments or the config, ``belongs`` for lines that only vLLM prints."""
+        short = text[:LONGEST_LINE]
+        if _opening(short):
+            return "opens"
+        return "belongs" if lines.MINE.search(short) else None
+
+    def reader(self, surroundings: Surroundings) -> VllmReader:
+        """A reader for one start."""
+        return VllmReader(surroundings)
