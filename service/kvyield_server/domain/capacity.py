@@ -145,6 +145,8 @@ class CapacityLine:
 
     def _change(self, flags: Flags) -> Change:
         """Return what the differences between these flags and the deployment's do to the line."""
+        if _only_fraction(self.flags, flags, FRACTION_FLAG[self.engine.name]):
+            return NO_CHANGE
         own = deployment_key(self.model, self.engine, self.flags, self.gpu_count)
         asked = deployment_key(self.model, self.engine, flags, self.gpu_count)
         if agrees(own, asked):
@@ -172,6 +174,16 @@ class CapacityLine:
         before, after = parallel_layout(self.flags, self.gpu_count), parallel_layout(flags, self.gpu_count)
         share = before.tensor * before.pipeline / (after.tensor * after.pipeline)
         return zero.loc * (1.0 - share)
+
+
+def _times(value: StudentT, ratio: Ratio) -> StudentT:
+    """Return a distribution times a figure that is itself doubtful."""
+    scale = hypot(value.scale, value.loc * ratio.relative_sd)
+    return StudentT(value.loc, scale, value.df).scaled(ratio.value)
+
+
+def _only_fraction(own: Flags, asked: Flags, fraction_flag: str) -> bool:
+    return all(own[name] == value if name in own else False for name, value in asked.items() if name != fraction_flag)
 
 
 @dataclass(frozen=True, slots=True)

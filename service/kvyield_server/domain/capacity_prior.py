@@ -1,0 +1,240 @@
+"""What is known of a capacity line before its points: tokens per GiB, the base memory and the zero crossing.
+
+Best source first: the engine's own log, other hardware, the model's config, the device table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import hypot, sqrt
+
+from kvyield_server.domain.capacity import GIB, Ratio
+from kvyield_server.domain.devices import LOGGED_SD, MemoryFigure, free_before_load, usable_memory
+from kvyield_server.domain.evidence import fraction_of
+from kvyield_server.domain.model_facts import read_shape
+from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Model, Observation
+from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.regression import Anchor, SlopePrior
+from kvyield_server.domain.scalars import as_number
+from kvyield_server.domain.token_cost import kv_element_bytes, speculation, token_cost
+from kvyield_server.domain.weights import weights_gib_per_gpu
+
+PRINTED_SD_GIB = 0.003
+TRANSFER_SD = 0.005
+LEAST_RATIO_SD = 0.0002
+WEIGHT_SD = 0.05
+VLLM_EXTRA_GIB, VLLM_EXTRA_SD_GIB = 1.5, 1.0
+SGLANG_EXTRA_GIB, SGLANG_EXTRA_SD_GIB = 0.1, 0.3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The hardware, model, engine and flags that a line is fitted for."""
+
+    hardware: Hardware
+    model: Model
+    engine: Engine
+    flags: Flags
+
+    @property
+    def scales_free_memory(self) -> bool:
+        """Tell whether the fraction multiplies what is left after weights, so that the line starts at zero."""
+        return self.engine.name in (EngineName.TENSORRT_LLM, EngineName.LMDEPLOY)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityPrior:
+    """Prior knowledge of one line, each piece None where nothing tells; ``is_transferred`` says other hardware did."""
+
+    base: MemoryFigure | None
+    tokens_per_gib: Ratio | None
+    anchor: Anchor | None
+    slope_tokens: SlopePrior | None
+    is_transferred: bool = False
+
+    def slope(self, *, counts_tokens: bool) -> SlopePrior | None:
+        """Return what is known of the slope, in tokens or in GiB per 1.0 of the fraction."""
+        if counts_tokens:
+            return self.slope_tokens
+        return None if self.base is None else SlopePrior(self.base.gib, self.base.gib * self.base.relative_sd)
+
+
+def physics_prior(setting: Setting, starts: Sequence[Observation], transfers: Sequence[Observation]) -> CapacityPrior:
+    """Return what logs, other hardware, config and card say together about a deployment's line."""
+    base = base_memory(setting, starts)
+    per_gib, is_transferred = _tokens_per_gib(setting, starts, transfers)
+    anchor = _anchor(setting, starts, transfers, base)
+    slope = None
+    if base is not None and per_gib is not None:
+        mean = base.gib * per_gib.value
+        slope = SlopePrior(mean, mean * hypot(base.relative_sd, per_gib.relative_sd))
+    return CapacityPrior(
+        base=base, tokens_per_gib=per_gib, anchor=anchor, slope_tokens=slope, is_transferred=is_transferred
+    )
+
+
+def base_memory(setting: Setting, starts: Sequence[Observation]) -> MemoryFigure | None:
+    """Return the memory that the fraction multiplies, as the newest start logged it, else as the card has it."""
+    logged = next((value for start in reversed(starts) if (value := logged_base(start)) is not None), None)
+    if logged is not None:
+        return MemoryFigure(logged, LOGGED_SD)
+    if setting.engine.name is EngineName.VLLM:
+        return usable_memory(setting.hardware)
+    if setting.engine.name is EngineName.SGLANG:
+        layout = parallel_layout(setting.flags, setting.hardware.gpu_count)
+        return free_before_load(setting.hardware, is_spread=layout.is_spread)
+    return None
+
+
+def logged_base(start: Observation) -> float | None:
+    """Return the base memory that a start's own log gives, GiB."""
+    measured = start.measurements
+    figure = {
+        EngineName.SGLANG: measured.free_before_load_gib,
+        EngineName.VLLM: measured.device_memory_gib,
+    }.get(start.engine.name, measured.free_after_load_gib)
+    value = as_number(figure)
+    return value if value is not None and 0.1 < value < 1e4 else None
+
+
+def measured_ratio(start: Observation) -> Ratio | None:
+    """Return tokens per GiB of KV budget from one start's own log."""
+    tokens = start.measurements.pool_tokens
+    if tokens is None or not 0 < tokens < 2**53:
+        return None
+    return min(_candidates(start, tokens), key=lambda ratio: ratio.relative_sd, default=None)
+
+
+def _candidates(start: Observation, tokens: int) -> Iterable[Ratio]:
+    printed = as_number(start.measurements.kv_cache_gib)
+    if printed is not None and 0.05 < printed < 1e5 and _prints_budget(start):
+        yield Ratio(tokens / printed, hypot(LEAST_RATIO_SD, PRINTED_SD_GIB / printed))
+    before, after, fraction = _loads(start)
+    if before is not None and after is not None and fraction is not None:
+        budget = after - before * (1.0 - fraction)
+        if budget > 0.05:
+            doubt = hypot(PRINTED_SD_GIB, LOGGED_SD * before * (1.0 - fraction))
+            yield Ratio(tokens / budget, hypot(LEAST_RATIO_SD, doubt / budget))
+
+
+def _prints_budget(start: Observation) -> bool:
+    """Tell whether the printed KV memory is the budget: vLLM's is; SGLang's only without draft, index or states."""
+    if start.engine.name is not EngineName.SGLANG:
+        return True
+    shape = read_shape(start.model.facts)
+    return speculation(start.flags) == "" and not shape.is_hybrid and shape.index_head_dim is None
+
+
+def _loads(start: Observation) -> tuple[float | None, float | None, float | None]:
+    """Return SGLang's free memory before and after load with the fraction; None each where not logged."""
+    if start.engine.name is not EngineName.SGLANG:
+        return None, None, None
+    after = as_number(start.measurements.free_after_load_gib)
+    return logged_base(start), after if after is None or after > 0 else None, fraction_of(start)
+
+
+def _tokens_per_gib(
+    setting: Setting, starts: Sequence[Observation], transfers: Sequence[Observation]
+) -> tuple[Ratio | None, bool]:
+    own = _mean_ratio([ratio for start in starts if (ratio := measured_ratio(start)) is not None], 0.0)
+    cost = token_cost(setting.model.facts, setting.engine, setting.flags, setting.hardware.gpu_count)
+    formula = None if cost is None else Ratio(GIB / cost.bytes_per_token, cost.relative_sd)
+    moved = _mean_ratio(
+        [
+            ratio
+            for start in transfers
+            if _prices_alike(setting, start) and (ratio := measured_ratio(start)) is not None
+        ],
+        TRANSFER_SD,
+    )
+    best = min((r for r in (own, moved, formula) if r is not None), key=lambda r: r.relative_sd, default=None)
+    return best, best is not None and best is moved
+
+
+def _mean_ratio(ratios: Sequence[Ratio], doubt: float) -> Ratio | None:
+    """Return the weighted mean; its doubt is the best start's, since their errors are of one kind."""
+    if not ratios:
+        return None
+    weights = [ratio.relative_sd**-2 for ratio in ratios]
+    mean = sum(ratio.value * weight for ratio, weight in zip(ratios, weights, strict=True)) / sum(weights)
+    return Ratio(mean, hypot(min(ratio.relative_sd for ratio in ratios), doubt))
+
+
+def _prices_alike(setting: Setting, start: Observation) -> bool:
+    """Tell whether a token costs the same there: engine, KV dtype, draft and, unless latent, attention layout."""
+    if start.engine.name is not setting.engine.name:
+        return False
+    facts = setting.model.facts
+    here = parallel_layout(setting.flags, setting.hardware.gpu_count)
+    there = parallel_layout(start.flags, start.hardware.gpu_count)
+    is_latent = read_shape(facts).latent_width is not None
+    same_layout = is_latent or here.attention_tensor == there.attention_tensor
+    same_draft = (speculation(setting.flags) or "") == (speculation(start.flags) or "")
+    same_dtype = kv_element_bytes(setting.flags, facts) == kv_element_bytes(start.flags, facts)
+    return same_layout and same_draft and same_dtype and here.pipeline == there.pipeline
+
+
+def _anchor(
+    setting: Setting, starts: Sequence[Observation], transfers: Sequence[Observation], base: MemoryFigure | None
+) -> Anchor | None:
+    """Return the best knowledge of the zero crossing."""
+    if setting.scales_free_memory:
+        return Anchor(0.0, 0.002)
+    logged = [anchor for start in starts if (anchor := _logged_anchor(start)) is not None]
+    if logged:
+        weights = [anchor.sd**-2 for anchor in logged]
+        mean = sum(a.x * w for a, w in zip(logged, weights, strict=True)) / sum(weights)
+        return Anchor(mean, min(anchor.sd for anchor in logged))
+    if base is None:
+        return None
+    return _weight_anchor(setting, starts, transfers, base)
+
+
+def _logged_anchor(start: Observation) -> Anchor | None:
+    """Return w/m from a log's own memory figures, or from a refusal that names the least fraction."""
+    named = None if start.failure is None else as_number(start.failure.minimum_fraction)
+    if named is not None and 0.0 < named < 1.0:
+        return Anchor(named, 0.0005)
+    before, after, _ = _loads(start)
+    if before is None or after is None or not 0.0 < after < before:
+        return None
+    return Anchor(1.0 - after / before, hypot(LOGGED_SD * after / before, PRINTED_SD_GIB * sqrt(2.0) / before))
+
+
+def _weight_anchor(
+    setting: Setting, starts: Sequence[Observation], transfers: Sequence[Observation], base: MemoryFigure
+) -> Anchor | None:
+    """Return the zero crossing from what weights take: logged here, logged elsewhere, or the checkpoint's size."""
+    weights = _logged_weights(starts) or _logged_weights([s for s in transfers if _loads_alike(setting, s)])
+    if weights is None:
+        estimate = weights_gib_per_gpu(setting.model, setting.flags, setting.hardware.gpu_count)
+        if estimate is None:
+            return None
+        weights = (estimate, WEIGHT_SD * estimate)
+    is_vllm = setting.engine.name is EngineName.VLLM
+    extra, extra_sd = (VLLM_EXTRA_GIB, VLLM_EXTRA_SD_GIB) if is_vllm else (SGLANG_EXTRA_GIB, SGLANG_EXTRA_SD_GIB)
+    crossing = (weights[0] + extra) / base.gib
+    doubt = hypot(hypot(weights[1], extra_sd) / base.gib, crossing * base.relative_sd)
+    return Anchor(crossing, doubt)
+
+
+def _logged_weights(starts: Sequence[Observation]) -> tuple[float, float] | None:
+    """Return GiB that weights take of one GPU, and its standard deviation, as the newest start logged it."""
+    for start in reversed(starts):
+        value = as_number(start.measurements.weights_gib)
+        before, after, _ = _loads(start)
+        if before is not None and after is not None and before > after:
+            value = before - after
+        if value is not None and 0.0 < value < 1e4:
+            return value, 0.01 * value
+    return None
+
+
+def _loads_alike(setting: Setting, start: Observation) -> bool:
+    """Tell whether one GPU there holds the same share of the same weights."""
+    here = parallel_layout(setting.flags, setting.hardware.gpu_count)
+    there = parallel_layout(start.flags, start.hardware.gpu_count)
+    same_spread = (here.tensor, here.pipeline) == (there.tensor, there.pipeline)
+    named = setting.flags.get("quantization"), start.flags.get("quantization")
+    return same_spread and start.engine.name is setting.engine.name and (None in named or named[0] == named[1])

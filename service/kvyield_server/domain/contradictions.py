@@ -1,0 +1,97 @@
+"""Sanity before belief: points that no single line can explain are reported as confounded and not fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from kvyield_server.domain.evidence import Evidence
+from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Scalar
+from kvyield_server.domain.regression import LinePosterior, SlopePrior
+
+SAME_FRACTION = 1e-6
+DISCRETE_REPEAT = 0.005
+SHARED_REPEAT = 0.35
+COMPILE_CACHE_REPEAT = 0.25
+STEEPEST = 1.2
+LEAST_DISAGREEMENT = 0.005
+FEW = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One usable point: its abscissa, ordinate, noise, and where it came from."""
+
+    x: float
+    y: float
+    sd: float
+    evidence: Evidence
+
+
+def find_contradiction(readings: Sequence[Reading], *, is_shared: bool, steepest: float | None) -> str | None:
+    """Return why these points cannot share a line, naming the flags that differ, or None when they can.
+
+    ``steepest`` is the largest slope that the card allows. Points that a robust fit has put aside must be left out.
+    """
+    ordered = sorted(readings, key=lambda reading: (reading.x, reading.y))
+    pairs = combinations(ordered, 2) if len(ordered) <= FEW else pairwise(ordered)
+    for left, right in pairs:
+        reason = _pair_contradiction(left, right, is_shared=is_shared, steepest=steepest)
+        if reason is not None:
+            return f"{reason}; {differing_flags([left.evidence, right.evidence])}"
+    return None
+
+
+def _pair_contradiction(left: Reading, right: Reading, *, is_shared: bool, steepest: float | None) -> str | None:
+    run, rise = right.x - left.x, right.y - left.y
+    largest = max(abs(left.y), abs(right.y))
+    slack = _slack(left, right, is_shared=is_shared)
+    if run <= SAME_FRACTION:
+        unequal = abs(rise) > max(slack * largest, 6.0 * max(left.sd, right.sd))
+        return f"equal fractions gave pools {100 * abs(rise) / max(largest, 1e-9):.1f} % apart" if unequal else None
+    scatter = slack * largest if is_shared else 6.0 * (left.sd + right.sd)
+    if rise < -scatter or (rise < 0.0 and run >= 0.004 and not is_shared):
+        return "the pool fell while the fraction rose"
+    if steepest is not None and (rise - scatter) / run > STEEPEST * steepest:
+        return f"the pool rose {rise / run / steepest:.1f} times as fast as the card's memory allows"
+    return None
+
+
+def _slack(left: Reading, right: Reading, *, is_shared: bool) -> float:
+    """Return how far apart equal starts may be: a cold compile cache moves vLLM's pool when no flag differs."""
+    if is_shared:
+        return SHARED_REPEAT
+    engine = left.evidence.start.engine.name
+    if engine is EngineName.VLLM and not _differences([left.evidence, right.evidence]):
+        return COMPILE_CACHE_REPEAT
+    return DISCRETE_REPEAT
+
+
+def slope_disagreement(posterior: LinePosterior, own_slope: float, own_sd: float, prior: SlopePrior) -> str | None:
+    """Return what to say when the points' slope and the physics differ beyond 0.5 % and three standard deviations."""
+    if prior.mean <= 0.0 or not posterior.has_slope:
+        return None
+    miss = own_slope - prior.mean
+    if abs(miss) <= max(LEAST_DISAGREEMENT * prior.mean, 3.0 * (prior.sd**2 + own_sd**2) ** 0.5):
+        return None
+    return (
+        f"the starts give a slope {100 * miss / prior.mean:+.1f} % off what memory and bytes per token say: "
+        "something else changed between them, or the model's facts are not those of the running model"
+    )
+
+
+def _differences(found: Sequence[Evidence]) -> dict[str, list[Scalar]]:
+    """Return flags, other than the fraction, whose recorded values differ."""
+    ignored = set(FRACTION_FLAG.values())
+    names = sorted({name for item in found for name in item.start.flags} - ignored)
+    values = {name: [item.start.flags.get(name) for item in found] for name in names}
+    return {name: given for name, given in values.items() if len({repr(value) for value in given}) > 1}
+
+
+def differing_flags(found: Sequence[Evidence]) -> str:
+    """Return a phrase that names the flags which differ between starts."""
+    names = list(_differences(found))
+    if not names:
+        return "no recorded flag differs"
+    return "flags that differ: " + ", ".join(names[:8])

@@ -1,0 +1,174 @@
+"""What each start says about the capacity line: a point on it, only a bound, or nothing, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from kvyield_server.domain.answers import EvidenceItem
+from kvyield_server.domain.devices import free_before_load, has_unified_memory
+from kvyield_server.domain.observation import EngineName, Observation, Outcome
+from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.scalars import as_count, as_number, is_on
+
+CAP_FLAGS = {
+    EngineName.SGLANG: ("max_total_tokens",),
+    EngineName.TENSORRT_LLM: ("max_tokens", "kv_cache_max_tokens"),
+}
+FIXED_POOL_FLAGS = {
+    EngineName.VLLM: ("num_gpu_blocks_override", "kv_cache_memory_bytes", "kv_cache_memory"),
+    EngineName.TENSORRT_LLM: ("max_gpu_total_bytes",),
+}
+LARGEST_PAGE = 256
+NEIGHBOUR_SHARE = 0.06
+
+
+class Use(StrEnum):
+    """How the fit used a start."""
+
+    POINT = "point"
+    BOUND = "bound"
+    FREE_MEMORY_ONLY = "free_memory_only"
+    SET_ASIDE = "set_aside"
+
+
+class Label(StrEnum):
+    """What a deployment's evidence is marked with."""
+
+    CAPPED = "capped"
+    CONFOUNDED = "confounded"
+    DRIFT = "drift"
+    NEIGHBOUR = "neighbour"
+    OOM_RUNTIME = "oom_runtime"
+    OOM_STARTUP = "oom_startup"
+    OUTLIER = "outlier"
+    REFUSED = "refused"
+    SLOPE_DISAGREEMENT = "slope_disagreement"
+    UNIFIED_MEMORY = "unified_memory"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One start as the capacity line sees it. Tokens and GiB are what the engine printed, where they are usable."""
+
+    start: Observation
+    use: Use
+    reason: str
+    fraction: float | None = None
+    tokens: int | None = None
+    kv_gib: float | None = None
+    labels: frozenset[Label] = frozenset()
+
+    def item(self) -> EvidenceItem:
+        return EvidenceItem(observation_id=self.start.id, use=self.use.value, reason=self.reason)
+
+    def put(self, use: Use, reason: str, *labels: Label) -> Evidence:
+        """Return the same start put to another use."""
+        return replace(self, use=use, reason=reason, labels=self.labels | frozenset(labels))
+
+
+def fraction_of(start: Observation) -> float | None:
+    """Return the fraction where it is a usable number; LMDeploy's counts of blocks from 1 up are not fractions."""
+    try:
+        fraction = as_number(start.fraction)
+    except OverflowError:
+        return None
+    return fraction if fraction is not None and 0.0 < fraction <= 1.0 else None
+
+
+def classify(start: Observation) -> Evidence:
+    """Tell what one start says, from itself alone."""
+    labels = _labels(start)
+    fraction, tokens, kv_gib = fraction_of(start), start.measurements.pool_tokens, _kv_gib(start)
+    tokens = tokens if tokens is not None and 0 < tokens < 2**53 else None
+    found = Evidence(start, Use.SET_ASIDE, "", fraction, tokens, kv_gib, labels)
+    cap = _cap(start, tokens)
+    if cap is not None:
+        return found.put(Use.BOUND, f"the pool was set by {cap}: the line holds at least that much", Label.CAPPED)
+    if fraction is None:
+        return found.put(_rest(start), "the resolved fraction is not known")
+    if tokens is None and kv_gib is None:
+        return _without_pool(found)
+    return found.put(Use.POINT, _point_reason(start))
+
+
+def _kv_gib(start: Observation) -> float | None:
+    """Return the KV budget that vLLM printed, also in a refusal; elsewhere the figure belongs to parts of the pool."""
+    if start.engine.name is EngineName.SGLANG:
+        return None
+    printed = as_number(start.measurements.kv_cache_gib)
+    if printed is None and start.failure is not None:
+        printed = as_number(start.failure.available_kv_cache_gib)
+    return printed if printed is not None and abs(printed) < 1e5 else None
+
+
+def _cap(start: Observation, tokens: int | None) -> str | None:
+    """Return the flag that set the pool, whatever the fraction said, or None."""
+    for name in FIXED_POOL_FLAGS.get(start.engine.name, ()):
+        if is_on(start.flags.get(name)):
+            return name
+    for name in CAP_FLAGS.get(start.engine.name, ()):
+        limit = as_count(start.flags.get(name))
+        if limit is not None and tokens is not None and limit - LARGEST_PAGE < tokens <= limit:
+            return name
+    return None
+
+
+def _without_pool(found: Evidence) -> Evidence:
+    failure = found.start.failure
+    if failure is not None and as_number(failure.minimum_fraction) is not None:
+        return found.put(Use.BOUND, "refused: the engine named the least fraction that it can start with")
+    if found.start.outcome is Outcome.REFUSED:
+        return found.put(Use.BOUND, "refused: at this fraction the pool would be empty or too small")
+    return found.put(_rest(found.start), "no pool figure was recorded")
+
+
+def _rest(start: Observation) -> Use:
+    return Use.FREE_MEMORY_ONLY if start.measurements.free_at_ready_gib is not None else Use.SET_ASIDE
+
+
+def _point_reason(start: Observation) -> str:
+    reasons = {
+        Outcome.READY: "a start that became ready",
+        Outcome.REFUSED: "refused after the pool was sized: the figure counts",
+        Outcome.OOM_STARTUP: "ran out of memory after the pool was sized: the figure counts",
+        Outcome.OOM_RUNTIME: "ran out of memory while serving: the pool figure counts",
+        Outcome.FAILED: "failed after the pool was sized: the figure counts",
+    }
+    return reasons[start.outcome]
+
+
+def _labels(start: Observation) -> frozenset[Label]:
+    labels = {
+        Outcome.REFUSED: {Label.REFUSED},
+        Outcome.OOM_STARTUP: {Label.OOM_STARTUP},
+        Outcome.OOM_RUNTIME: {Label.OOM_RUNTIME},
+    }.get(start.outcome, set())
+    if has_unified_memory(start.hardware):
+        labels = labels | {Label.UNIFIED_MEMORY}
+    return frozenset(labels | ({Label.NEIGHBOUR} if _has_neighbour(start) else set()))
+
+
+def _has_neighbour(start: Observation) -> bool:
+    """Tell whether much less was free before load than an empty card of that kind has."""
+    free = as_number(start.measurements.free_before_load_gib)
+    if free is None or start.engine.name is not EngineName.SGLANG or has_unified_memory(start.hardware):
+        return False
+    layout = parallel_layout(start.flags, start.hardware.gpu_count)
+    empty = free_before_load(start.hardware, is_spread=layout.is_spread)
+    return empty is not None and free < (1.0 - NEIGHBOUR_SHARE) * empty.gib
+
+
+def mark_equal_pools(found: Sequence[Evidence]) -> tuple[Evidence, ...]:
+    """Mark as capped the points that hold exactly the same pool at different fractions."""
+    fractions: dict[int, set[float]] = {}
+    for item in found:
+        if item.use is Use.POINT and item.tokens is not None and item.fraction is not None:
+            fractions.setdefault(item.tokens, set()).add(item.fraction)
+    capped = {tokens for tokens, at in fractions.items() if max(at) - min(at) >= 0.004}
+    reason = "the same pool at another fraction: something else than the fraction set it"
+    return tuple(
+        item.put(Use.BOUND, reason, Label.CAPPED) if item.use is Use.POINT and item.tokens in capped else item
+        for item in found
+    )

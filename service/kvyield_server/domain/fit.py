@@ -1,0 +1,301 @@
+"""All deployments of one pair, fitted: the one door through which use cases reach the yield model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import floor
+from uuid import UUID
+
+from kvyield_server.domain.answers import (
+    Basis,
+    BasisKind,
+    Caution,
+    Estimate,
+    FitSummary,
+    Prediction,
+)
+from kvyield_server.domain.capacity import CapacityLine
+from kvyield_server.domain.capacity_fit import CapacityFit, fit_capacity
+from kvyield_server.domain.capacity_prior import CapacityPrior, Setting, physics_prior
+from kvyield_server.domain.deployment import (
+    Group,
+    Key,
+    agrees,
+    deployment_key,
+    deployment_label,
+    differing_fields,
+    group_starts,
+    key_identifier,
+)
+from kvyield_server.domain.drift import (
+    NEW_VERSION_LEVEL,
+    SAME_DEPLOYMENT_LEVEL,
+    Drift,
+    drift_from,
+    newest_point,
+)
+from kvyield_server.domain.evidence import Label, Use
+from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
+from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
+from kvyield_server.domain.observation import (
+    Engine,
+    EngineName,
+    Flags,
+    Hardware,
+    Model,
+    Observation,
+    Outcome,
+)
+from kvyield_server.domain.pooling import Member, pooled_prior
+from kvyield_server.domain.student import StudentT
+
+_UNIFIED = Caution(
+    code="unified_memory",
+    detail="The GPU shares its memory with the host: equal starts differ by per cents, so every interval is wide.",
+)
+_NEIGHBOUR = Caution(
+    code="neighbour",
+    detail="Something else held memory of the card during a start; figures were rebased on what was free then.",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairEvidence:
+    """What is known of one pair. ``transfers`` are starts of the same model on other hardware."""
+
+    observations: tuple[Observation, ...]
+    transfers: tuple[Observation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentFit:
+    """One fitted deployment. ``running`` is the newest start that served; its flags stand in for flags not given."""
+
+    key: Key
+    summary: FitSummary
+    running: Observation | None
+    capacity: CapacityLine
+    free_memory: FreeMemoryLine
+    prompt_need: PromptNeed
+    starts: tuple[Observation, ...]
+
+    def predict(self, flags: Flags) -> Prediction:
+        """Return pool and free memory at these flags; an estimate is None when nothing tells it."""
+        asked = {**self.capacity.flags, **flags}
+        pool, kv_gib = self.capacity.pool(asked), self.capacity.kv_gib(asked)
+        free = self.free_memory.at_ready(asked)
+        warnings = self.summary.warnings
+        if pool is None:
+            warnings = (*warnings, _not_enough(self.summary))
+        return Prediction(
+            flags=asked,
+            pool_tokens=None if pool is None else whole_pages(pool.estimate(), self.capacity.page_tokens),
+            kv_cache_gib=None if kv_gib is None else kv_gib.estimate(),
+            free_at_ready_gib=None if free is None else free.estimate(),
+            basis=self.summary.basis,
+            warnings=warnings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PairFit:
+    """The deployments of one pair, the newest start's first."""
+
+    deployments: tuple[DeploymentFit, ...]
+
+    def choose(
+        self, *, engine: EngineName | None, engine_version: str | None, like: UUID | None, flags: Flags
+    ) -> DeploymentFit | None:
+        """Return the deployment that a question is about, or None when no start of that engine is known.
+
+        ``like`` names a start of it. Else it is the deployment of the newest start that agrees with the flags; when
+        none agrees, the newest one of that version, or of that engine, answers with wider intervals.
+        """
+        if like is not None:
+            return next((fit for fit in self.deployments if any(start.id == like for start in fit.starts)), None)
+        candidates = [fit for fit in self.deployments if engine is None or fit.capacity.engine.name is engine]
+        same_version = [fit for fit in candidates if _has_version(fit, engine_version)] or candidates
+        agreeing = [fit for fit in same_version if _agrees_with(fit, flags)]
+        return next(iter(agreeing or same_version), None)
+
+
+def _has_version(fit: DeploymentFit, version: str | None) -> bool:
+    return version is None or fit.key.get("version") == version.strip().lower().removeprefix("v")
+
+
+def _agrees_with(fit: DeploymentFit, flags: Flags) -> bool:
+    line = fit.capacity
+    asked = deployment_key(line.model, Engine(name=line.engine.name), flags, line.gpu_count)
+    return agrees(fit.key, asked)
+
+
+def fit_pair(evidence: PairEvidence) -> PairFit:
+    """Fit every deployment of a pair. The order of the observations does not matter."""
+    groups = group_starts(evidence.observations)
+    hardware, model = _merged(evidence.observations)
+    members, priors = [], []
+    for group in groups:
+        setting = _setting(group, hardware, model)
+        prior = physics_prior(setting, group.starts, evidence.transfers)
+        priors.append(prior)
+        members.append(Member(group.key, setting, fit_capacity(setting, group.starts, prior)))
+    fits = []
+    for group, member, prior in zip(groups, members, priors, strict=True):
+        others = [other for other in members if other is not member]
+        pooled = pooled_prior(prior, member, others) if others else prior
+        fit = member.fit if pooled == prior else fit_capacity(member.setting, group.starts, pooled)
+        drift = _find_drift(group, member, pooled, others)
+        fits.append(_deployment(group, member.setting, fit, pooled, drift))
+    return PairFit(tuple(fits))
+
+
+def cold_fit(
+    *, hardware: Hardware, model: Model, engine: Engine, flags: Flags, transfers: tuple[Observation, ...] = ()
+) -> DeploymentFit:
+    """Return what config, card and other hardware's starts say before the first start of a pair."""
+    setting = Setting(hardware=hardware, model=model, engine=engine, flags=flags)
+    prior = physics_prior(setting, (), transfers)
+    fit = fit_capacity(setting, (), prior)
+    key = deployment_key(model, engine, flags, hardware.gpu_count)
+    return _deployment(Group(key, ()), setting, fit, prior, None)
+
+
+def whole_pages(estimate: Estimate, page_tokens: int) -> Estimate:
+    """Return an estimate rounded down to whole pages; a pool is never negative."""
+
+    def whole(tokens: float) -> float:
+        return float(max(0, floor(tokens / page_tokens + 1e-9) * page_tokens))
+
+    return Estimate(
+        median=whole(estimate.median), low=whole(estimate.low), high=whole(estimate.high), level=estimate.level
+    )
+
+
+def _merged(observations: Sequence[Observation]) -> tuple[Hardware, Model]:
+    """Return the pair's hardware and model, each attribute as the newest start that gave it did."""
+    ordered = sorted(observations, key=lambda start: (start.observed_at, start.id.int))
+    if not ordered:
+        raise ValueError("a pair is fitted from at least one observation")
+    hardware, facts = ordered[-1].hardware, {}
+    for start in ordered:
+        memory, unified = start.hardware.memory_gib, start.hardware.unified_memory
+        hardware = replace(
+            hardware,
+            memory_gib=hardware.memory_gib if memory is None else memory,
+            unified_memory=hardware.unified_memory if unified is None else unified,
+        )
+        facts.update({name: value for name, value in start.model.facts.items() if value is not None})
+    return hardware, replace(ordered[-1].model, facts=facts)
+
+
+def _running(group: Group) -> Observation | None:
+    served = [start for start in group.starts if start.outcome in (Outcome.READY, Outcome.OOM_RUNTIME)]
+    return next(iter(reversed(served or group.starts)), None)
+
+
+def _setting(group: Group, hardware: Hardware, model: Model) -> Setting:
+    running = _running(group)
+    assert running is not None
+    engine = replace(running.engine, version=running.engine.version or group.key.get("version"))
+    model = replace(model, revision=group.key.get("revision"))
+    return Setting(hardware=hardware, model=model, engine=engine, flags=running.flags)
+
+
+def _find_drift(group: Group, member: Member, prior: CapacityPrior, others: Sequence[Member]) -> Drift | None:
+    """Return drift of the newest start from its own history, or of a new version's first start from the old one's."""
+    if Label.CONFOUNDED in member.fit.labels:
+        return None
+    newest = newest_point(member.fit.evidence)
+    if newest is None:
+        return None
+    earlier = [start for start in group.starts if start.id != newest.start.id]
+    if earlier:
+        history = fit_capacity(member.setting, earlier, prior)
+        known = history.distinct_fractions > 1
+        return drift_from(history.line, newest.start, level=SAME_DEPLOYMENT_LEVEL) if known else None
+    for other in others:
+        is_older = other.fit.distinct_fractions > 1 and differing_fields(group.key, other.key) == {"version"}
+        if is_older:
+            since = other.key.get("version")
+            return drift_from(other.fit.line, newest.start, level=NEW_VERSION_LEVEL, since_version=since)
+    return None
+
+
+def _deployment(
+    group: Group, setting: Setting, fit: CapacityFit, prior: CapacityPrior, drift: Drift | None
+) -> DeploymentFit:
+    line = fit.line if drift is None else replace(fit.line, widening_tokens=abs(drift.tokens))
+    need = fit_prompt_need(group.starts, setting.model, setting.engine)
+    basis = Basis(
+        kind=_basis_kind(fit, prior),
+        deployment=deployment_label(group.key),
+        observation_ids=tuple(item.start.id for item in fit.evidence if item.use is Use.POINT),
+        verified_prompt_tokens=need.verified_prompt_tokens,
+    )
+    free_memory = fit_free_memory(group.starts, line, setting.model)
+    labels = fit.labels | ({Label.DRIFT} if drift is not None else set())
+    summary = FitSummary(
+        deployment=deployment_label(group.key),
+        deployment_id=group.identifier if group.starts else key_identifier(group.key),
+        engine=setting.engine.name,
+        engine_version=setting.engine.version,
+        parameters=_parameters(line, free_memory),
+        basis=basis,
+        evidence=tuple(item.item() for item in fit.evidence),
+        labels=tuple(sorted(labels)),
+        warnings=_warnings(fit, labels, drift),
+        last_observed_at=group.newest.observed_at if group.starts else None,
+    )
+    return DeploymentFit(
+        key=group.key,
+        summary=summary,
+        running=_running(group),
+        capacity=line,
+        free_memory=free_memory,
+        prompt_need=need,
+        starts=group.starts,
+    )
+
+
+def _basis_kind(fit: CapacityFit, prior: CapacityPrior) -> BasisKind:
+    if fit.distinct_fractions > 1:
+        return BasisKind.SEVERAL_STARTS
+    if fit.distinct_fractions == 1:
+        return BasisKind.ONE_START
+    return BasisKind.TRANSFER if prior.is_transferred else BasisKind.CONFIG_ONLY
+
+
+def _parameters(line: CapacityLine, free_memory: FreeMemoryLine) -> dict[str, Estimate]:
+    unit = "tokens" if line.counts_tokens else "gib"
+    free = free_memory.at_ready(line.flags)
+    found: Mapping[str, StudentT | None] = {
+        f"slope_{unit}_per_fraction": line.slope,
+        "zero_fraction": line.zero_fraction,
+        "bytes_per_token": line.bytes_per_token,
+        "base_memory_gib": line.base_gib,
+        "free_at_ready_gib": free,
+    }
+    return {name: value.estimate() for name, value in found.items() if value is not None}
+
+
+def _warnings(fit: CapacityFit, labels: frozenset[Label], drift: Drift | None) -> tuple[Caution, ...]:
+    found = list(fit.cautions)
+    if drift is not None:
+        found.append(drift.caution())
+    if Label.UNIFIED_MEMORY in labels:
+        found.append(_UNIFIED)
+    if Label.NEIGHBOUR in labels:
+        found.append(_NEIGHBOUR)
+    return tuple(found)
+
+
+def _not_enough(summary: FitSummary) -> Caution:
+    if Label.CONFOUNDED in summary.labels:
+        detail = "The starts of this deployment contradict one another; post two that differ in the fraction alone."
+    else:
+        detail = (
+            "Nothing tells how the pool moves with the fraction: post a second start at another fraction, the model's "
+            "config.json facts, or a log with the engine's own memory lines."
+        )
+    return Caution(code="not_enough_evidence", detail=detail)
