@@ -1,0 +1,149 @@
+"""Advice: the smallest fraction that holds the target and survives the prompt, with its reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from kvyield_server.domain.answers import (
+    Advice,
+    AdvicePrediction,
+    Basis,
+    Caution,
+    Change,
+    Probability,
+    Question,
+    Status,
+    Window,
+)
+from kvyield_server.domain.cautions import cautions
+from kvyield_server.domain.demand import advised_keys
+from kvyield_server.domain.explanation import explain, explain_lack
+from kvyield_server.domain.flags import NAMES, command_line
+from kvyield_server.domain.levers import levers
+from kvyield_server.domain.observation import Flags, Scalar
+from kvyield_server.domain.restart_plan import restart_plan, verification_seconds
+from kvyield_server.domain.solution import Case, Solution, YieldModel, highest_step, make_case, solve, starting_flags
+from kvyield_server.domain.window import fraction_of, headroom_estimate, pool_estimate, rounded
+
+
+def recommend(fit: YieldModel, question: Question) -> Advice:
+    """Return which flags to restart with so that the pool holds the target and the prompt finds its memory.
+
+    The smallest fraction on a 0.001 grid whose pool holds the target with the asked confidence. ``ok`` when memory
+    reaches the confidence too, else ``at_risk``; ``infeasible`` names its binding constraint;
+    ``not_enough_evidence`` says what to post next. All changes go into one restart.
+    """
+    case = make_case(fit, question)
+    flags = starting_flags(case)
+    solution = solve(case, case.under(flags))
+    if solution is None:
+        return _not_enough(case, flags)
+    status = _status(solution, question)
+    changes = tuple(_changes(case, solution))
+    seconds = verification_seconds(question.target_tokens, fit.starts)
+    infeasible = status is Status.INFEASIBLE
+    advised = _stated(case, solution.flags, changes)
+    return Advice(
+        status=status,
+        engine=case.engine,
+        flags=advised,
+        command_line="" if infeasible else command_line(case.engine, advised),
+        changes=changes,
+        prediction=_prediction(case, solution),
+        probability=_probability(solution),
+        window=_window(case, solution),
+        restarts=None if infeasible else restart_plan(solution.joint or 0.0, fit.starts, is_needed=bool(changes)),
+        verification_seconds=seconds,
+        basis=_basis(case),
+        alternatives=levers(case, solution),
+        warnings=cautions(case, solution, changes),
+        explanation=explain(case, solution, status, seconds),
+        binding_constraint=solution.binding,
+    )
+
+
+def _status(solution: Solution, question: Question) -> Status:
+    if solution.binding is not None:
+        return Status.INFEASIBLE
+    return Status.OK if solution.meets(question.confidence) else Status.AT_RISK
+
+
+def _stated(case: Case, flags: Flags, changes: tuple[Change, ...]) -> dict[str, Scalar]:
+    """Return the flags that the advice states: the fraction, the context length, requests, held and changed ones."""
+    keys = (*advised_keys(case.engine, case.question), *(change.flag for change in changes))
+    return {key: flags[key] for key in dict.fromkeys(keys) if flags.get(key) is not None or key in case.held}
+
+
+def _changes(case: Case, solution: Solution) -> Iterator[Change]:
+    running = case.fit.running.flags if case.fit.running else {}
+    for key in advised_keys(case.engine, case.question):
+        now, then = solution.flags.get(key), running.get(key)
+        if now is not None and now != then:
+            yield Change(flag=key, from_value=then, to_value=now, reason=_reason(case, solution, key))
+
+
+def _reason(case: Case, solution: Solution, key: str) -> str:
+    names = NAMES[case.engine]
+    if key in case.held:
+        return "as the question asks"
+    if key == names.fraction:
+        return (
+            f"the smallest fraction whose pool holds {solution.needed_tokens:,} tokens; what the pool does not need "
+            "stays free for prompts"
+        )
+    if key == names.context:
+        longest = case.question.target_tokens
+        return f"a prompt of {longest:,} tokens is admitted with it; it does not grow the pool"
+    return "as many requests are asked for at the same time"
+
+
+def _prediction(case: Case, solution: Solution) -> AdvicePrediction:
+    free = solution.free
+    return AdvicePrediction(
+        pool_tokens=pool_estimate(solution.pool, case.fit.capacity.page_tokens),
+        free_at_ready_gib=None if free is None else rounded(free.estimate(), 2),
+        headroom_gib=None if free is None else rounded(headroom_estimate(free, solution.need), 2),
+    )
+
+
+def _probability(solution: Solution) -> Probability | None:
+    if solution.memory_probability is None or solution.joint is None:
+        return None
+    pool, memory, joint = solution.pool_probability, solution.memory_probability, solution.joint
+    return Probability(pool=round(pool, 3), memory=round(memory, 3), joint=round(joint, 3))
+
+
+def _window(case: Case, solution: Solution) -> Window | None:
+    highest = highest_step(case, solution)
+    if highest is None or solution.lowest is None or highest < solution.lowest:
+        return None
+    return Window(lowest=fraction_of(solution.lowest), highest=fraction_of(highest))
+
+
+def _basis(case: Case) -> Basis:
+    return replace(case.fit.summary.basis, verified_prompt_tokens=case.fit.prompt_need.verified_prompt_tokens)
+
+
+def _not_enough(case: Case, flags: Flags) -> Advice:
+    lack = explain_lack(case)
+    running = case.fit.running.flags if case.fit.running else {}
+    stated = {case.fraction_flag: running.get(case.fraction_flag), **flags}
+    advised = {key: stated[key] for key in advised_keys(case.engine, case.question) if stated.get(key) is not None}
+    return Advice(
+        status=Status.NOT_ENOUGH_EVIDENCE,
+        engine=case.engine,
+        flags=advised,
+        command_line="",
+        changes=(),
+        prediction=AdvicePrediction(),
+        probability=None,
+        window=None,
+        restarts=None,
+        verification_seconds=verification_seconds(case.question.target_tokens, case.fit.starts),
+        basis=_basis(case),
+        alternatives=(),
+        warnings=(Caution(code="not_enough_evidence", detail=lack), *case.fit.summary.warnings),
+        explanation=lack,
+        binding_constraint="evidence",
+    )

@@ -1,0 +1,68 @@
+"""What a question demands of the engine: pool tokens, context length, and flags that must move with them."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from kvyield_server.domain.answers import Question
+from kvyield_server.domain.flags import NAMES, positive, translated
+from kvyield_server.domain.observation import EngineName, Flags, Scalar
+
+SGLANG_RESERVED_TOKENS = 7
+"""SGLang takes prompts up to min(context length, pool) - 7 tokens."""
+
+
+def request_tokens(question: Question) -> int:
+    """Return the tokens of one request: the prompt and its reply."""
+    return question.target_tokens + question.reply_tokens
+
+
+def context_needed(engine: EngineName, question: Question) -> int:
+    """Return the shortest context length under which the engine takes the request."""
+    return request_tokens(question) + (SGLANG_RESERVED_TOKENS if engine is EngineName.SGLANG else 0)
+
+
+def pool_needed(engine: EngineName, question: Question, ranks: int, page_tokens: int) -> int:
+    """Return the pool tokens that one data-parallel rank must hold, a whole number of pages.
+
+    Each rank holds its requests whole. The pool is never less than what the engine demands to take one request: SGLang
+    the prompt and 7 tokens; vLLM one block beside the longest request that it admits.
+    """
+    each = request_tokens(question)
+    needed = ceil(question.concurrent / ranks) * each
+    page = max(1, page_tokens)
+    if engine is EngineName.SGLANG:
+        needed = max(needed, question.target_tokens + SGLANG_RESERVED_TOKENS)
+    if engine is EngineName.VLLM:
+        needed = max(needed, ceil(each / page) * page + page)
+    return ceil(needed / page) * page
+
+
+def advised_flags(engine: EngineName, question: Question, running: Flags) -> dict[str, Scalar]:
+    """Return the flags to restart with, fraction apart: the running ones, the asker's, and what the request demands.
+
+    The context length is never lowered below the running one (vLLM's may be: see ``lowered_context``), and there are at
+    least as many running requests as are asked for at once.
+    """
+    names = NAMES[engine]
+    held = translated(engine, question.flags)
+    flags = {**running, **held}
+    context = positive(flags, names.context)
+    if names.context not in held and (context is None or context < context_needed(engine, question)):
+        flags[names.context] = context_needed(engine, question)
+    requests = positive(flags, names.requests)
+    if names.requests not in held and requests is not None and requests < question.concurrent:
+        flags[names.requests] = question.concurrent
+    return flags
+
+
+def lowered_context(engine: EngineName, question: Question, flags: Flags) -> dict[str, Scalar]:
+    """Return ``flags`` with vLLM's longest request cut down to what was asked, so that a smaller pool is accepted."""
+    return {**flags, NAMES[engine].context: context_needed(engine, question)}
+
+
+def advised_keys(engine: EngineName, question: Question) -> tuple[str, ...]:
+    """Return the flags that an advice always states when they are known, in the order in which they are written."""
+    names = NAMES[engine]
+    first = (names.fraction, names.context, names.requests)
+    return (*first, *(key for key in translated(engine, question.flags) if key not in first))

@@ -1,0 +1,141 @@
+"""The advice in plain sentences: what physics says, what the data says, and what would change it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvyield_server.domain.answers import Status
+from kvyield_server.domain.flags import NAMES
+from kvyield_server.domain.headroom import LogNormal
+from kvyield_server.domain.solution import Case, Solution
+from kvyield_server.domain.window import HIGHEST_STEP, pool_estimate
+
+_BINDING = {
+    "pool": "even a fraction just below 1 does not hold the target",
+    "free_memory": "the fraction that the target needs leaves no memory free",
+    "headroom": "the memory that is left is less than what such a prompt was measured (or said) to take",
+    "out_of_memory": "the fraction that the target needs is not below one that already ran out of memory",
+    "context_length": "the context length held by the question is shorter than the request",
+}
+
+
+def explain(case: Case, solution: Solution, status: Status, verification_seconds: float | None) -> str:
+    """Return the explanation of an advice."""
+    sentences = (
+        *_physics(case, solution),
+        *_data(case),
+        *_pool(case, solution, status),
+        *_memory(case, solution),
+        *_what_would_change_it(case, solution, status, verification_seconds),
+    )
+    return " ".join(sentences)
+
+
+def explain_lack(case: Case) -> str:
+    """Return what to post next when the pool cannot be predicted."""
+    labels = case.fit.summary.labels
+    flag = case.fraction_flag
+    if "confounded" in labels:
+        return (
+            "The starts posted differ in more than the fraction, so no line can be drawn through them. "
+            f"Post two starts of this deployment that differ in {flag} alone."
+        )
+    if "capped" in labels:
+        return (
+            "The pools posted were capped, so they are only lower bounds. "
+            f"Post a start without a cap on the tokens, with its {flag} and its log."
+        )
+    return (
+        "One figure for the pool predicts no other fraction unless something tells the bytes per token and the memory. "
+        "Post the log of a start with free memory before and after load; or the model's config.json with the card's "
+        f"memory; or a second start that differs in {flag} alone."
+    )
+
+
+def _physics(case: Case, solution: Solution) -> Iterator[str]:
+    flag = case.fraction_flag
+    here, there = solution.trial.pool.pool(0.5), solution.trial.pool.pool(0.9)
+    if here is None or there is None or there.loc <= here.loc:
+        return
+    slope = (there.loc - here.loc) / 0.4
+    zero = 0.9 - there.loc / slope
+    origin = f"and none at {zero:.4g}" if zero > 0.01 else "from zero"
+    context = NAMES[case.engine].context
+    yield (
+        f"By the engine's own arithmetic the pool is a straight line in {flag}: {slope / 100:,.0f} tokens per 0.01, "
+        f"{origin}; {context} is not in it."
+    )
+
+
+def _data(case: Case) -> Iterator[str]:
+    summary = case.fit.summary
+    used = sum(1 for item in summary.evidence if item.use == "point") or len(summary.basis.observation_ids)
+    aside = [item for item in summary.evidence if item.use == "set_aside"]
+    bounds = sum(1 for item in summary.evidence if item.use == "bound")
+    parts = [f"{used} {'start is' if used == 1 else 'starts are'} on it"]
+    if bounds:
+        parts.append(f"{bounds} {'gives' if bounds == 1 else 'give'} only a bound")
+    if aside:
+        parts.append(f"{len(aside)} set aside ({'; '.join(sorted({item.reason for item in aside}))})")
+    if summary.evidence or summary.basis.observation_ids:
+        yield f"Evidence ({summary.basis.kind.value.replace('_', ' ')}): {', '.join(parts)}."
+    else:
+        yield f"Evidence: {summary.basis.kind.value.replace('_', ' ')}; no start of this deployment was posted."
+
+
+def _pool(case: Case, solution: Solution, status: Status) -> Iterator[str]:
+    pool = pool_estimate(solution.pool, case.fit.capacity.page_tokens)
+    fraction = solution.flags[case.fraction_flag]
+    if status is Status.INFEASIBLE:
+        why = _BINDING.get(solution.binding or "", "the window of fractions is empty")
+        given = f"{fraction} gives {pool.median:,.0f} of {solution.needed_tokens:,} tokens"
+        yield f"Infeasible: {why}. The nearest: {given}."
+        return
+    smallest = "the smallest fraction that does" if solution.lowest == solution.step else "the best within reach"
+    yield (
+        f"{solution.needed_tokens:,} tokens are needed, and {fraction} gives {pool.median:,.0f} "
+        f"({pool.low:,.0f} to {pool.high:,.0f}; probability {solution.pool_probability:.3f}): {smallest}."
+    )
+
+
+def _memory(case: Case, solution: Solution) -> Iterator[str]:
+    if solution.free is None or solution.memory_probability is None:
+        yield "Nothing tells how much memory stays free."
+        return
+    target = case.question.target_tokens
+    yield (
+        f"{solution.free.loc:.1f} GiB should be free at ready; a prompt of {target:,} tokens takes {_need(solution)} "
+        f"at its peak ({_source(case, solution)}): probability {solution.memory_probability:.2f} that it fits."
+    )
+
+
+def _need(solution: Solution) -> str:
+    need = solution.need
+    if not isinstance(need, LogNormal):
+        return f"{need:.1f} GiB"
+    return f"{need.median_gib:.1f} GiB ({need.quantile(0.05):.1f} to {need.quantile(0.95):.1f})"
+
+
+def _source(case: Case, solution: Solution) -> str:
+    need = case.fit.prompt_need
+    if case.question.prompt_need_gib is not None:
+        return "as the question says"
+    if need.measured(case.question.target_tokens, solution.flags):
+        return "measured at this chunk and length"
+    if need.verified_prompt_tokens is None:
+        return "from the kind of attention alone: no prompt was verified"
+    return f"not measured at this length: the longest verified prompt had {need.verified_prompt_tokens:,} tokens"
+
+
+def _what_would_change_it(
+    case: Case, solution: Solution, status: Status, verification_seconds: float | None
+) -> Iterator[str]:
+    if status is Status.INFEASIBLE:
+        yield "The alternatives say what would gain pool or memory."
+        return
+    need, target = case.fit.prompt_need, case.question.target_tokens
+    if case.question.prompt_need_gib is None and not need.measured(target, solution.flags):
+        lasting = f", about {verification_seconds:.0f} s," if verification_seconds else ""
+        yield f"A verification prompt of {target:,} tokens{lasting} with memory sampled meanwhile would settle it."
+    if solution.lowest is None or solution.step < solution.lowest <= HIGHEST_STEP:
+        yield "One more start near this fraction would narrow the pool's interval."

@@ -1,0 +1,223 @@
+"""Free memory at ready: the second line of the yield model.
+
+What the pool does not take of the base m stays free, less what the engine takes beside the pool:
+
+    E(f) = m (1 - f) + (1 - rho) K(f) - X - table - sum_j g_j x_j        GiB
+
+K is the pool's budget in GiB; rho is the share of the budget that is really allocated (below 1 where a draft model is
+billed in layers of its target); X is all that is fixed; the table that maps requests to tokens is known arithmetic.
+Flags are taken as differences from a reference start, so that a flag which never varies adds no uncertainty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import inf, sqrt
+from typing import Protocol
+
+import numpy as np
+
+from kvyield_server.domain.belief import Belief, Row
+from kvyield_server.domain.engine_version import parse_version
+from kvyield_server.domain.flags import NAMES, number, positive
+from kvyield_server.domain.model_facts import read_shape
+from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Outcome, Phase
+from kvyield_server.domain.request_table import SPECULATIVE_REQUESTS, PoolAlong, RequestTable, request_table
+from kvyield_server.domain.scalars import is_on
+from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.token_cost import speculation
+
+_NOISE_GIB = 0.14
+_PRIOR_DF = 4.0
+_UNSEEN_CHANGE_GIB = 0.4
+_FIXED_GIB, _FIXED_SD_GIB = 1.35, 2.0
+_GRAPHS_GIB, _GRAPHS_SD_GIB = 1.15, 0.6
+
+
+class PoolLine(Protocol):
+    """What free memory needs of the capacity line."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def flags(self) -> Flags: ...
+    @property
+    def base_gib(self) -> StudentT | None: ...
+    def along(self, flags: Flags) -> PoolAlong: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemoryLine:
+    """Free memory at ready as a function of the flags, for one deployment."""
+
+    engine: EngineName
+    capacity: PoolLine
+    reference: Flags
+    context_tokens: int | None
+    belief: Belief | None
+
+    def at_ready(self, flags: Flags) -> StudentT | None:
+        """Return GiB free on the fullest GPU when the server is ready; None when nothing tells the card's memory."""
+        fraction = number(flags, NAMES[self.engine].fraction)
+        return None if fraction is None else self.along(flags, self.capacity.along(flags)).at_ready(fraction)
+
+    def along(self, flags: Flags, pool: PoolAlong) -> FreeMemoryAlong:
+        """Return the line under these flags as a function of the fraction; ``pool`` is the capacity line under them."""
+        there, here = self._graphs(self.reference), self._graphs(flags)
+        return FreeMemoryAlong(
+            pool=pool,
+            base=self.capacity.base_gib,
+            graphs=(there[0] - here[0], there[1] - here[1]),
+            table=request_table(self.engine, flags, self.context_tokens),
+            unseen_variance=_unseen_variance(self.engine, flags, self.reference),
+            belief=self.belief,
+        )
+
+    def _graphs(self, flags: Flags) -> tuple[float, float]:
+        """Return whether graphs are captured, and up to which number of requests."""
+        names = NAMES[self.engine]
+        on = 0.0 if is_on(flags.get(names.graphs_off or "")) else 1.0
+        limit = positive(flags, names.graph_batch) or (
+            512 if (positive(flags, names.tensor_parallel) or 1) >= 4 else 256
+        )
+        requests = positive(flags, names.requests)
+        if requests is None:
+            requests = SPECULATIVE_REQUESTS if speculation(flags) else limit
+        if self.engine is EngineName.SGLANG:
+            return on, on * min(requests, limit)
+        return on, float(min(requests, 4096))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemoryAlong:
+    """Free memory at ready under fixed flags: what is left to say is the fraction."""
+
+    pool: PoolAlong
+    base: StudentT | None
+    graphs: tuple[float, float]
+    table: RequestTable
+    unseen_variance: float
+    belief: Belief | None
+
+    def at_ready(self, fraction: float) -> StudentT | None:
+        """Return GiB free on the fullest GPU when the server is ready; None when nothing tells the card's memory."""
+        if self.belief is None:
+            return None
+        mean, variance = self.belief.at(self.row(fraction))
+        scale = sqrt(variance + self.belief.noise_variance + self.unseen_variance)
+        return StudentT(self.known_gib(fraction) + mean, scale, self.belief.df)
+
+    def known_gib(self, fraction: float) -> float:
+        """Return the part that is arithmetic: what the fraction leaves of the base, less the request table."""
+        base = self.base.loc if self.base is not None else 0.0
+        return base * (1.0 - fraction) - self.table.gib(self.pool, fraction)
+
+    def row(self, fraction: float) -> Row:
+        """Return what the coefficients are multiplied with."""
+        budget = self.pool.kv_gib(fraction)
+        return 1.0, budget.loc if budget is not None else 0.0, 1.0 - fraction, *self.graphs
+
+
+def fit_free_memory(starts: Sequence[Observation], capacity: PoolLine, model: Model) -> FreeMemoryLine:
+    """Return the free-memory line that the starts support.
+
+    Points are free memory at ready; a figure read at pool end, and a start that ran out of memory after its pool was
+    sized, are upper bounds. The newest start is the reference.
+    """
+    newest = max(starts, key=lambda start: (start.observed_at, start.id), default=None)
+    line = FreeMemoryLine(
+        engine=capacity.engine.name,
+        capacity=capacity,
+        reference=newest.flags if newest else capacity.flags,
+        context_tokens=read_shape(model.facts).context_length,
+        belief=None,
+    )
+    base = capacity.base_gib
+    return line if base is None else replace(line, belief=_fitted(line, starts, _prior(line, base, starts)))
+
+
+def _fitted(line: FreeMemoryLine, starts: Sequence[Observation], prior: Belief) -> Belief:
+    points: list[tuple[Row, float, float]] = []
+    bounds: list[tuple[Row, float]] = []
+    for start in starts:
+        reading, fraction = _reading(start), start.fraction
+        if reading is None or fraction is None:
+            continue
+        along = line.along(start.flags, line.capacity.along(start.flags))
+        row, value = along.row(fraction), reading[0] - along.known_gib(fraction)
+        if reading[1]:
+            points.append((row, value, _NOISE_GIB**2 / (_NOISE_GIB**2 + along.unseen_variance)))
+        else:
+            bounds.append((row, value))
+    belief = prior
+    if points:
+        rows, values, weights = zip(*points, strict=True)
+        belief = prior.with_points(np.array(rows), np.array(values), np.array(weights))
+    for row, value in bounds:
+        belief = belief.below(row, value)
+    return belief
+
+
+def _reading(start: Observation) -> tuple[float, bool] | None:
+    """Return GiB free at ready and whether it is a point (True) or an upper bound (False)."""
+    ready, pool_end = start.measurements.free_at_ready_gib, start.measurements.free_at_pool_end_gib
+    phase = start.failure.phase if start.failure else Phase.UNKNOWN
+    if start.outcome is Outcome.OOM_STARTUP:
+        return (0.0, False) if phase is not Phase.LOAD else None
+    if start.outcome not in (Outcome.READY, Outcome.OOM_RUNTIME):
+        return None
+    if ready is not None and ready != pool_end:
+        return ready, True
+    return (pool_end, False) if pool_end is not None else None
+
+
+def _prior(line: FreeMemoryLine, base: StudentT, starts: Sequence[Observation]) -> Belief:
+    """Return the prior: SGLang leaves about 2.5 GiB less than m (1 - f), of which graphs are about half."""
+    graphs_on, _ = line._graphs(line.reference)
+    saved = 0.05 if _draft_billed_in_layers(starts) else 0.0
+    sglang = line.engine is EngineName.SGLANG
+    graphs, graphs_sd = (_GRAPHS_GIB, _GRAPHS_SD_GIB) if sglang else (0.0, 0.3)
+    fixed = _FIXED_GIB + (_GRAPHS_GIB * graphs_on if sglang else 0.0)
+    request, request_sd = _request_cost(line, starts)
+    mean = (-fixed, saved, 0.0, graphs, request)
+    sd = (_FIXED_SD_GIB, 0.03, max(base.scale, 1e-3), graphs_sd, request_sd)
+    return Belief.prior(mean, sd, noise_sd=_NOISE_GIB, df=_PRIOR_DF)
+
+
+def _request_cost(line: FreeMemoryLine, starts: Sequence[Observation]) -> tuple[float, float]:
+    """Return GiB per running request: verification of drafts makes graphs and logits much larger."""
+    if line.engine is not EngineName.SGLANG:
+        return 0.0006, 0.001
+    drafts = any(speculation(start.flags) for start in starts)
+    return (0.03, 0.03) if drafts else (0.004, 0.006)
+
+
+def _unseen_variance(engine: EngineName, flags: Flags, reference: Flags) -> float:
+    """Return the variance, GiB squared, that flags add which differ from the reference in a way not modelled."""
+    if not reference or flags is reference:
+        return 0.0
+    names = NAMES[engine]
+    modelled = {names.fraction, names.context, names.requests, names.graph_batch, names.graphs_off, "page_size"}
+    mild = {names.chunk, names.kv_dtype, "max_total_tokens"}
+    changed = [key for key, value in flags.items() if key not in modelled and reference.get(key, _MISSING) != value]
+    strong = sum(1 for key in changed if key not in mild and not _harmless(flags, reference, key))
+    return 0.05**2 * (len(changed) - strong) + _UNSEEN_CHANGE_GIB**2 * min(strong, 6)
+
+
+_MISSING = inf
+
+
+def _harmless(flags: Flags, reference: Flags, key: str) -> bool:
+    """A flag that one side says is off and the other does not mention is no change."""
+    return key not in reference and flags[key] in (None, False)
+
+
+def _draft_billed_in_layers(starts: Sequence[Observation]) -> bool:
+    """SGLang 0.5.11 to 0.5.15 bills a block draft as so many layers of its target, which the draft does not take."""
+    return any(
+        speculation(start.flags) in ("dflash", "dspark")
+        and (0, 5, 11, 0) <= (parse_version(start.engine.version) or (0, 5, 12, 0)) <= (0, 5, 15, 99)
+        for start in starts
+        if start.engine.name is EngineName.SGLANG
+    )

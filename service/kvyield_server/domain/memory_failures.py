@@ -1,0 +1,67 @@
+"""Starts that ran out of memory, and the fractions that they rule out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvyield_server.domain.answers import Question
+from kvyield_server.domain.flags import NAMES, number
+from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Phase
+from kvyield_server.domain.scalars import is_on
+from kvyield_server.domain.token_cost import speculation
+from kvyield_server.domain.window import HIGHEST_STEP, step_below
+
+
+def counts_against(start: Observation, question: Question) -> bool:
+    """Tell whether a start ran out of memory in a way that bears on the question.
+
+    A start that died while loading weights had no pool yet. A run-time death counts for prompts no
+    shorter than its own.
+    """
+    if start.fraction is None:
+        return False
+    if start.outcome is Outcome.OOM_STARTUP:
+        return start.failure is None or start.failure.phase is not Phase.LOAD
+    if start.outcome is not Outcome.OOM_RUNTIME:
+        return False
+    prompt = start.failure.prompt_tokens if start.failure else None
+    return prompt is None or question.target_tokens >= prompt
+
+
+def highest_survivable_step(
+    engine: EngineName, flags: Flags, deaths: Sequence[Observation]
+) -> tuple[int, Observation | None]:
+    """Return the largest step below every death that counts under ``flags``, and the death that sets it."""
+    cap, death = HIGHEST_STEP, None
+    for start in deaths:
+        if start.fraction is None or _is_lighter(engine, flags, start.flags):
+            continue
+        below = max(1, step_below(start.fraction))
+        if below < cap:
+            cap, death = below, start
+    return cap, death
+
+
+def _is_lighter(engine: EngineName, flags: Flags, then: Flags) -> bool:
+    """Tell whether the flags take less memory beside the pool than those of another start: one less, none more."""
+    names = NAMES[engine]
+    lighter = heavier = False
+    for key in (names.requests, names.chunk, names.graph_batch, names.context):
+        now_value, then_value = number(flags, key), number(then, key)
+        if now_value is None or then_value is None:
+            continue
+        slack = 1.01 if key == names.context else 1.0
+        lighter |= now_value < then_value and key != names.context
+        heavier |= now_value > then_value * slack
+    for now_on, then_on in _switches(engine, flags, then):
+        lighter |= then_on and not now_on
+        heavier |= now_on and not then_on
+    return lighter and not heavier
+
+
+def _switches(engine: EngineName, flags: Flags, then: Flags) -> list[tuple[bool, bool]]:
+    off = NAMES[engine].graphs_off
+    switches = [(bool(speculation(flags)), bool(speculation(then)))]
+    if off is not None:
+        switches.append((not is_on(flags.get(off)), not is_on(then.get(off))))
+    return switches

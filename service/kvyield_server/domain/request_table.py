@@ -1,0 +1,55 @@
+"""SGLang's table from requests to token slots: allocated beside the pool, and exactly known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvyield_server.domain.flags import NAMES, positive
+from kvyield_server.domain.observation import EngineName, Flags
+from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.token_cost import speculation
+
+_GIB = float(2**30)
+SPECULATIVE_REQUESTS = 48
+"""SGLang's default of running requests with a draft; without one it follows the pool."""
+
+
+class PoolAlong(Protocol):
+    """A capacity line under fixed flags, as a function of the fraction."""
+
+    def pool(self, fraction: float) -> StudentT | None: ...
+    def kv_gib(self, fraction: float) -> StudentT | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTable:
+    """int32 for (requests + 1) rows of (context + 4) tokens; requests of None follow the pool."""
+
+    context_tokens: int | None
+    requests: int | None
+    ranks: int = 1
+
+    def gib(self, pool: PoolAlong, fraction: float) -> float:
+        """Return the table's GiB on one GPU; zero where the engine keeps none or the context is unknown."""
+        if self.context_tokens is None:
+            return 0.0
+        requests = self.requests if self.requests is not None else self._from_pool(pool.pool(fraction))
+        return (max(1, requests // self.ranks) + 1) * (self.context_tokens + 4) * 4 / _GIB
+
+    def _from_pool(self, pool: StudentT | None) -> int:
+        if pool is None or self.context_tokens is None:
+            return 2048
+        return int(min(4096.0, max(2048.0, pool.loc / self.context_tokens * 512)))
+
+
+def request_table(engine: EngineName, flags: Flags, model_context_tokens: int | None) -> RequestTable:
+    """Return the table under these flags; what is unset is the engine's own default."""
+    if engine is not EngineName.SGLANG:
+        return RequestTable(None, None)
+    names = NAMES[engine]
+    layout = parallel_layout(flags, 1)
+    requests = positive(flags, names.requests) or (SPECULATIVE_REQUESTS if speculation(flags) else None)
+    context = positive(flags, names.context) or model_context_tokens
+    return RequestTable(context, requests, layout.data if layout.data_attention else 1)

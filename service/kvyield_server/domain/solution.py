@@ -1,0 +1,280 @@
+"""One set of flags put to one question: which fraction answers it, how surely, and what stands in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvyield_server.domain.answers import FitSummary, Question
+from kvyield_server.domain.demand import advised_flags, context_needed, lowered_context, pool_needed, request_tokens
+from kvyield_server.domain.flags import NAMES, number, positive, translated
+from kvyield_server.domain.free_memory import FreeMemoryAlong, FreeMemoryLine
+from kvyield_server.domain.headroom import PromptNeed, PromptNeedUnder
+from kvyield_server.domain.memory_failures import counts_against, highest_survivable_step
+from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Scalar
+from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.request_table import PoolAlong
+from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.window import (
+    HIGHEST_STEP,
+    Need,
+    PoolAt,
+    fraction_of,
+    last_step,
+    memory_probability,
+    probit,
+)
+
+
+class Capacity(Protocol):
+    """What advice needs of the capacity line."""
+
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def base_gib(self) -> StudentT | None: ...
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def flags(self) -> Flags: ...
+    @property
+    def page_tokens(self) -> int: ...
+    def along(self, flags: Flags) -> PoolAlong: ...
+
+
+class YieldModel(Protocol):
+    """A fitted deployment, as far as advice reads it."""
+
+    @property
+    def summary(self) -> FitSummary: ...
+    @property
+    def running(self) -> Observation | None: ...
+    @property
+    def capacity(self) -> Capacity: ...
+    @property
+    def free_memory(self) -> FreeMemoryLine: ...
+    @property
+    def prompt_need(self) -> PromptNeed: ...
+    @property
+    def starts(self) -> Sequence[Observation]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A question put to a fitted deployment, with what is the same for all the flags tried."""
+
+    fit: YieldModel
+    question: Question
+    engine: EngineName
+    held: Flags
+    running_context: Scalar
+    deaths: tuple[Observation, ...]
+
+    @property
+    def fraction_flag(self) -> str:
+        """The engine's own name of the fraction."""
+        return NAMES[self.engine].fraction
+
+    def under(self, flags: dict[str, Scalar]) -> Trial:
+        """Return the deployment under these flags, as functions of the fraction."""
+        pool = self.fit.capacity.along(flags)
+        return Trial(
+            flags=flags,
+            pool=pool,
+            free=self.fit.free_memory.along(flags, pool),
+            ranks=parallel_layout(flags, 1).data,
+            needs=self.fit.prompt_need.under(flags),
+        )
+
+    def need(self, trial: Trial, prompt_tokens: int) -> Need:
+        """Return the need of a prompt of this length."""
+        given = self.question.prompt_need_gib
+        return given if given is not None else trial.needs.need(prompt_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One set of flags put to the model: pool and free memory as functions of the fraction."""
+
+    flags: dict[str, Scalar]
+    pool: PoolAlong
+    free: FreeMemoryAlong
+    ranks: int
+    needs: PromptNeedUnder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution:
+    """The best fraction for one set of flags. ``memory`` is None where nothing tells the card's memory.
+
+    ``binding`` names what no fraction can get past; ``lowest`` is the smallest step that meets the confidence.
+    """
+
+    trial: Trial
+    flags: dict[str, Scalar]
+    step: float
+    needed_tokens: int
+    pool: StudentT
+    free: StudentT | None
+    need: Need
+    pool_probability: float
+    memory_probability: float | None
+    lowest: int | None
+    cap: int
+    death: Observation | None
+    binding: str | None
+
+    @property
+    def joint(self) -> float | None:
+        """P(the pool holds the target and the prompt finds its memory)."""
+        return None if self.memory_probability is None else self.pool_probability * self.memory_probability
+
+    def meets(self, confidence: float) -> bool:
+        """Tell whether both probabilities reach the confidence and nothing stands in the way."""
+        memory = self.memory_probability
+        return self.binding is None and min(self.pool_probability, memory if memory is not None else 0.0) >= confidence
+
+
+def make_case(fit: YieldModel, question: Question) -> Case:
+    """Return the question as a case of this deployment."""
+    engine = fit.summary.engine
+    running = running_flags(fit)
+    return Case(
+        fit=fit,
+        question=question,
+        engine=engine,
+        held=translated(engine, question.flags),
+        running_context=running.get(NAMES[engine].context),
+        deaths=tuple(start for start in fit.starts if counts_against(start, question)),
+    )
+
+
+def starting_flags(case: Case) -> dict[str, Scalar]:
+    """Return the flags that the advice starts from, fraction apart."""
+    return advised_flags(case.engine, case.question, running_flags(case.fit))
+
+
+def running_flags(fit: YieldModel) -> Flags:
+    """Return the flags that stand in for those not given: the newest start's, or a cold fit's own."""
+    return fit.running.flags if fit.running else fit.capacity.flags
+
+
+def solve(case: Case, trial: Trial) -> Solution | None:
+    """Return the best fraction under the trial's flags, or None when the pool cannot be predicted.
+
+    The smallest fraction that holds the target with the asked confidence; where that is out of reach, the largest that
+    leaves memory and still holds the target more likely than not; where there is none, ``binding`` says why.
+    """
+    solution = _solve(case, trial)
+    if solution is None or case.engine is not EngineName.VLLM or NAMES[case.engine].context in case.held:
+        return solution
+    admitted = positive(trial.flags, NAMES[case.engine].context)
+    if admitted is None or admitted <= request_tokens(case.question):
+        return solution
+    page = max(1, case.fit.capacity.page_tokens)
+    if 1.0 - solution.pool.cdf(float(-(-admitted // page) * page + page)) >= case.question.confidence:
+        return solution
+    return _solve(case, case.under(lowered_context(case.engine, case.question, trial.flags)))
+
+
+def highest_step(case: Case, solution: Solution) -> int | None:
+    """Return the largest step that still meets the confidence in memory and lies below every death that counts."""
+    if solution.lowest is None or not solution.meets(case.question.confidence):
+        return None
+    wanted = probit(case.question.confidence)
+
+    def margin(step: int) -> float:
+        free = solution.trial.free.at_ready(fraction_of(step))
+        return -1.0 if free is None else probit(memory_probability(free, solution.need)) - wanted
+
+    last = last_step(margin, solution.lowest)
+    return None if last is None else min(last, solution.cap)
+
+
+def _solve(case: Case, trial: Trial) -> Solution | None:
+    needed = _needed(case, trial.ranks)
+    pool_at = PoolAt(lambda step: trial.pool.pool(fraction_of(step)), needed)
+    if pool_at.pool(HIGHEST_STEP) is None:
+        return None
+    cap, death = highest_survivable_step(case.engine, trial.flags, case.deaths)
+    lowest = pool_at.lowest_step(case.question.confidence)
+    step, binding = _chosen(case, trial, pool_at, lowest, cap)
+    fraction = fraction_of(step)
+    pool, free, need = (
+        trial.pool.pool(fraction),
+        trial.free.at_ready(fraction),
+        case.need(trial, case.question.target_tokens),
+    )
+    if pool is None:
+        return None
+    memory = None if free is None else memory_probability(free, need)
+    return Solution(
+        trial=trial,
+        flags={**trial.flags, case.fraction_flag: fraction},
+        step=step,
+        needed_tokens=needed,
+        pool=pool,
+        free=free,
+        need=need,
+        pool_probability=1.0 - pool.cdf(needed),
+        memory_probability=memory,
+        lowest=lowest,
+        cap=cap,
+        death=death,
+        binding=_refused(case) or binding or _out_of_headroom(case, trial.flags, memory),
+    )
+
+
+def _needed(case: Case, ranks: int) -> int:
+    page = case.fit.capacity.page_tokens
+    needed = pool_needed(case.engine, case.question, ranks, page)
+    held = positive(case.held, NAMES[case.engine].context)
+    if case.engine is EngineName.VLLM and held is not None:
+        needed = max(needed, -(-held // max(1, page)) * page + page)
+    return needed
+
+
+def _chosen(case: Case, trial: Trial, pool_at: PoolAt, lowest: int | None, cap: int) -> tuple[float, str | None]:
+    held = number(case.held, case.fraction_flag)
+    if held is not None:
+        return held * 1000.0, "out_of_memory" if held * 1000.0 > cap + 0.5 else None
+    if lowest is not None and lowest <= cap:
+        free = trial.free.at_ready(fraction_of(lowest))
+        if free is None or free.loc >= 0.0:
+            return lowest, None
+    roomiest = _last_with_memory(case, trial)
+    step = max(1, min(cap, roomiest))
+    if pool_at.probability(step) >= 0.5:
+        return step, None
+    if cap < min(roomiest, lowest or HIGHEST_STEP):
+        return step, "out_of_memory"
+    return step, "free_memory" if roomiest < HIGHEST_STEP else "pool"
+
+
+def _last_with_memory(case: Case, trial: Trial) -> int:
+    """Return the largest step with P(free memory > 0) >= 0.5, at the running context length whatever the target is."""
+    context = NAMES[case.engine].context
+    steady = case.under({**trial.flags, context: case.held.get(context, case.running_context)})
+
+    def margin(step: int) -> float:
+        free = steady.free.at_ready(fraction_of(step))
+        return 1.0 if free is None else free.loc
+
+    return last_step(margin, 1) or 1
+
+
+def _refused(case: Case) -> str | None:
+    """Return ``context_length`` where a held context length is too short for the request."""
+    held = positive(case.held, NAMES[case.engine].context)
+    return "context_length" if held is not None and held < context_needed(case.engine, case.question) else None
+
+
+def _out_of_headroom(case: Case, flags: Flags, memory: float | None) -> str | None:
+    if memory is None or memory >= 0.5:
+        return None
+    known = case.question.prompt_need_gib is not None
+    if known or case.fit.prompt_need.measured(case.question.target_tokens, flags):
+        return "headroom"
+    return None

@@ -1,0 +1,75 @@
+"""The worked case: Kimi K2.6 with a DFlash draft on eight cards, a 200,000-token prompt wanted."""
+
+from __future__ import annotations
+
+import pytest
+from domain.straight_line import hand_fit, kimi_flags, worked_line, worked_starts
+
+from kvyield_server.domain.advice import recommend
+from kvyield_server.domain.answers import Advice, Question, Status
+
+QUESTION = Question(target_tokens=200_000)
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return recommend(hand_fit(worked_line(), worked_starts()), QUESTION)
+
+
+def test_the_smallest_fraction_is_advised(advice: Advice) -> None:
+    """0.926 is advised, at risk because only 60,010 tokens were verified, with all flags that a restart needs."""
+    assert advice.status is Status.AT_RISK
+    assert advice.flags == {"mem_fraction_static": 0.926, "context_length": 200007, "max_running_requests": 8}
+    assert advice.command_line == "--mem-fraction-static 0.926 --context-length 200007 --max-running-requests 8"
+    assert advice.window is None
+
+
+def test_only_differences_are_changes(advice: Advice) -> None:
+    """Changes list what differs from the running start, and leave out the running requests that stay 8."""
+    assert {change.flag: (change.from_value, change.to_value) for change in advice.changes} == {
+        "mem_fraction_static": (0.94, 0.926),
+        "context_length": (200000, 200007),
+    }
+
+
+def test_the_prediction_has_pool_memory_and_headroom(advice: Advice) -> None:
+    """Pool, free memory at ready and headroom come with intervals that show how little is known of the prompt."""
+    pool, free, headroom = (
+        advice.prediction.pool_tokens,
+        advice.prediction.free_at_ready_gib,
+        advice.prediction.headroom_gib,
+    )
+    assert pool is not None
+    assert free is not None
+    assert headroom is not None
+    assert (pool.median, pool.low, pool.high) == (200225, pytest.approx(200144, abs=10), pytest.approx(200306, abs=10))
+    assert (free.median, free.low, free.high) == pytest.approx((5.5, 5.2, 5.8), abs=0.06)
+    assert (headroom.median, headroom.low, headroom.high) == pytest.approx((2.5, -2.6, 4.4), abs=0.15)
+
+
+def test_probabilities_restarts_and_verification_time(advice: Advice) -> None:
+    """Pool is near certain, memory is 0.84, so about 1.2 restarts of six minutes; a verification takes 153 s."""
+    assert advice.probability is not None
+    assert advice.probability.pool == pytest.approx(0.999, abs=0.001)
+    assert advice.probability.memory == pytest.approx(0.84, abs=0.01)
+    assert advice.restarts is not None
+    assert (advice.restarts.expected, advice.restarts.minutes, advice.restarts.minutes_each) == (1.2, 7.2, 6.0)
+    assert advice.verification_seconds == 153
+
+
+def test_warnings_and_explanation_say_what_was_never_shown(advice: Advice) -> None:
+    """The advice says that context length does not grow the pool and that 60,010 tokens are all that was verified."""
+    codes = [warning.code for warning in advice.warnings]
+    assert codes[:2] == ["context_length_does_not_grow_pool", "nothing_verified_at_this_length"]
+    assert advice.basis.verified_prompt_tokens == 60010
+    for words in ("13,039 tokens per 0.01", "200,225", "60,010", "verification prompt of 200,000 tokens"):
+        assert words in advice.explanation
+
+
+def test_two_starts_are_enough() -> None:
+    """From starts 1 and 2 alone, free memory at 0.94 is within 0.6 GiB of what start 3 showed, and advice is 0.926."""
+    fit = hand_fit(worked_line(), worked_starts()[1:])
+    free = fit.free_memory.at_ready(kimi_flags(0.94, 8))
+    assert free is not None
+    assert free.loc == pytest.approx(4.2, abs=0.6)
+    assert recommend(fit, QUESTION).flags["mem_fraction_static"] == 0.926
