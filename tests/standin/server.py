@@ -27,6 +27,7 @@ class Handler(BaseHTTPRequestHandler):
     """One connection. ``state`` is set on the class before the server starts."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     state: State
 
     def log_message(self, format: str, *args: object) -> None:

@@ -11,6 +11,7 @@ import ssl
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -307,3 +308,28 @@ class AsyncClient(AsyncApi):
                     yield chunk
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise self._base.translated(error) from error
+
+
+@dataclass(frozen=True)
+class OpenHttp:
+    """A plain HTTP client for an inference engine, with the errors that mean "late" and "failed"."""
+
+    client: httpx.Client
+    late: type[Exception] = httpx.TimeoutException
+    failed: type[Exception] = httpx.HTTPError
+
+
+def open_http(url: str, token: str | None = None, *, connections: int = 100) -> OpenHttp:
+    """A client for the engine at ``url``: no redirects, no proxy for a loopback address. Raises `ConfigError`."""
+    origin = Origin.parse(url)
+    headers = {"accept-encoding": "identity", "user-agent": f"kvyield/{__version__}"}
+    if token:
+        headers["authorization"] = f"Bearer {token}"
+    client = httpx.Client(
+        base_url=origin.url,
+        headers=headers,
+        follow_redirects=False,
+        trust_env=not origin.is_loopback,
+        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=8),
+    )
+    return OpenHttp(client)

@@ -61,9 +61,16 @@ class Reply:
         """The body as a JSON object; empty when it is something else."""
         try:
             value = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
+
+
+def open_engine(url: str, api_key: str | None = None) -> EngineHttp:
+    """An engine at ``url``, with or without ``/v1`` at its end. Raises ConfigError when that is no address."""
+    from kvyield._client import open_http  # noqa: PLC0415 - the HTTP library is loaded only when it is used
+
+    return EngineHttp(open_http(url.rstrip("/").removesuffix("/v1"), api_key, connections=1024))
 
 
 class EngineHttp:
@@ -176,7 +183,7 @@ def _whole(reply: Reply) -> dict[str, Any]:
 
 
 def _refusal(status: int, table: Mapping[str, Any]) -> EngineRefusedError:
-    """Reads the shapes of SGLang, vLLM and OpenAI: ``{"error": {"message", "code"}}``, ``{"message"}``, ``{"detail"}``."""
+    """Reads what engines send: ``{"error": {"message", "code"}}``, ``{"message"}`` or ``{"detail"}``."""
     inner = table.get("error", table)
     if not isinstance(inner, Mapping):
         inner = {"message": inner}

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from kvyield._errors import KvyieldError
+
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -20,7 +22,7 @@ _SHARES_HOST_MEMORY = re.compile(
 )
 
 
-class GpuError(Exception):
+class GpuError(KvyieldError):
     """No card could be read. The text says why, tool by tool, and what to do about it."""
 
 

@@ -1,0 +1,8 @@
+"""Verification: a long prompt sent to a running engine, its answer checked and GPU memory sampled meanwhile."""
+
+from kvyield.verify._order import Order, Progress, Report
+from kvyield.verify._result import Verified
+from kvyield.verify._run import verify
+from kvyield.verify._server import Server
+
+__all__ = ["Order", "Progress", "Report", "Server", "Verified", "verify"]

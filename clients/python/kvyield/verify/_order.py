@@ -1,0 +1,66 @@
+"""What is asked of a verification, what it says on the way, and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvyield.verify._ask import RouteName
+from kvyield.verify._result import Outcome, Verified
+from kvyield.verify._server import Server
+
+Stage = Literal["found", "note", "counting", "warm_up", "sending", "first_token", "done"]
+
+
+@dataclass(frozen=True)
+class Order:
+    """A verification to be made. ``prompt_tokens`` is each prompt's length, ``concurrent`` how many are sent at once.
+
+    With ``ramp`` shorter prompts come first, from 32,768 tokens doubling, and the first failure ends it. Without a
+    timeout each prompt may take five times its estimate and a minute, at least two minutes. ``seed`` makes the same
+    prompts again. After a broken answer the server is watched for ``grace_seconds`` before it counts as alive.
+    """
+
+    prompt_tokens: int
+    concurrent: int = 1
+    ramp: bool = False
+    completion_tokens: int = 16
+    timeout_seconds: float | None = None
+    model: str | None = None
+    route: RouteName | None = None
+    seed: int | None = None
+    grace_seconds: float = 5.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """One step forward. ``seconds`` is the estimate when sending, the time taken at ``first_token`` and ``done``."""
+
+    stage: Stage
+    text: str
+    step: int = 0
+    steps: int = 0
+    seconds: float | None = None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of an order. ``server`` is None when the address did not answer as an engine does."""
+
+    server: Server | None
+    results: tuple[Verified, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def passed(self) -> bool:
+        """Whether all that was ordered passed."""
+        return bool(self.results) and all(result.passed for result in self.results)
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the start became by the verification: None when the server survived it."""
+        return next((result.outcome for result in self.results if result.outcome), None)

@@ -1,0 +1,121 @@
+"""What a verification found, in the wire's words, and what its failure says of the start."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+from kvyield._engine_http import EngineRefusedError, EngineTimeoutError
+from kvyield._wire import Verification
+from kvyield.gpu import MemorySamples
+from kvyield.verify._ask import Reading
+from kvyield.verify._prompt import TOLERANCE, Prompt, is_answered
+
+Outcome = Literal["oom_runtime", "failed"]
+Number = TypeVar("Number", int, float)
+
+_OUT_OF_GPU_MEMORY = re.compile(
+    r"(?:CUDA|HIP|cuBLAS|NCCL)[^\n]{0,40}out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|hipErrorOutOfMemory|cudaErrorMemoryAllocation",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Verified:
+    """One verification. ``outcome`` is what the start became by it: None when the server survived."""
+
+    verification: Verification
+    outcome: Outcome | None = None
+    message: str | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every prompt was answered rightly, with nothing from the prefix cache."""
+        return self.verification.passed
+
+
+@dataclass
+class Sent:
+    """One prompt that was sent, what came back, and how it broke off if it did."""
+
+    prompt: Prompt
+    reading: Reading
+    asked_tokens: int
+    counted_tokens: int | None = None
+    error: Exception | None = None
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """The engine's count: reported with the answer, or by ``/tokenize``."""
+        return self.reading.prompt_tokens or self.counted_tokens
+
+
+def is_out_of_memory(text: str) -> bool:
+    """Whether an engine's words mean that GPU memory ran out. A full KV pool is something else."""
+    return _OUT_OF_GPU_MEMORY.search(text) is not None
+
+
+def fault_of(sent: Sent) -> str | None:
+    """Why one prompt did not pass, or None."""
+    reading = sent.reading
+    if sent.error is not None:
+        return f"{_KINDS.get(type(sent.error), 'the connection broke')}: {sent.error}"
+    if not is_answered(sent.prompt, reading.text):
+        return f"wrong answer: {reading.text.strip()[:80]!r} instead of {sent.prompt.expected}"
+    cached, total = reading.cached_tokens or 0, sent.prompt_tokens or 0
+    if cached > TOLERANCE * total:
+        return (
+            f"{cached:,} of {total:,} prompt tokens came from the prefix cache, so the prompt took less than its need"
+        )
+    return None
+
+
+_KINDS: dict[type[Exception], str] = {
+    EngineRefusedError: "the server answered with an error",
+    EngineTimeoutError: "timed out",
+}
+
+
+def to_wire(asked_tokens: int, sent: Sequence[Sent], samples: MemorySamples | None, error: str | None) -> Verification:
+    """One verification of all prompts sent at once: the slowest, the fewest prompt tokens, the first fault's answer."""
+    readings = [item.reading for item in sent]
+    shown = next((item for item in sent if fault_of(item)), sent[0])
+    return Verification(
+        prompt_tokens=min((item.prompt_tokens or asked_tokens for item in sent), default=asked_tokens),
+        passed=error is None,
+        completion_tokens=_highest(reading.completion_tokens for reading in readings),
+        cached_tokens=_highest(reading.cached_tokens for reading in readings),
+        elapsed_seconds=_rounded(_highest(reading.elapsed_seconds for reading in readings)),
+        time_to_first_token_seconds=_rounded(_highest(reading.first_token_seconds for reading in readings)),
+        answer_expected=shown.prompt.expected,
+        answer_received=shown.reading.text.strip()[:200] or None,
+        lowest_free_gib=_rounded(samples.lowest_free_gib if samples else None),
+        free_before_gib=_rounded(samples.free_before_gib if samples else None),
+        concurrent=len(sent),
+        memory_samples=samples.samples if samples else None,
+        error=error,
+    )
+
+
+def not_sent(asked_tokens: int, concurrent: int, error: str) -> Verified:
+    """A verification whose prompt was not sent, because the server would refuse it or could not be asked."""
+    return Verified(Verification(prompt_tokens=asked_tokens, passed=False, concurrent=concurrent, error=error))
+
+
+def summary(sent: Sequence[Sent]) -> str | None:
+    """The first fault, with how many prompts share the misfortune; None when all passed."""
+    faults = [fault for fault in map(fault_of, sent) if fault]
+    if not faults:
+        return None
+    return faults[0] if len(sent) == 1 else f"{len(faults)} of {len(sent)} prompts failed; the first: {faults[0]}"
+
+
+def _highest(values: Iterable[Number | None]) -> Number | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
