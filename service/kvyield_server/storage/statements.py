@@ -17,7 +17,7 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     if not rows:
         return
     try:
-        connection.execute(insert(table), list(rows))
+        connection.execute(insert(table), rows[0] if len(rows) == 1 else list(rows))
     except IntegrityError as error:
         raise translated(error) from error
 

@@ -84,7 +84,7 @@ class ObservationRepository(Protocol):
         """Return observations by (observed_at, id), newest first; rows that arrive meanwhile never shift a page."""
 
     def of_pair(self, pair_id: UUID, include_retracted: bool = False) -> tuple[StoredObservation, ...]:
-        """Return all observations of a pair, newest first."""
+        """Return all observations of a pair, newest first, without their log excerpts: no fit needs those."""
 
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
         """Mark an observation as not to be believed. A second retraction changes nothing: the first reason stays."""

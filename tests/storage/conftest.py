@@ -1,0 +1,35 @@
+"""The storages under test: one suite, three databases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvyield_server.storage.engine import open_storage
+from kvyield_server.storage.uow import Storage
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """The URL of a SQLite file that does not exist yet."""
+    return f"sqlite:///{tmp_path / 'kvyield.db'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """The URL of a fresh database, once on SQLite and once on PostgreSQL."""
+    name = "sqlite_url" if request.param == "sqlite" else "postgres_url"
+    url: str = request.getfixturevalue(name)
+    return url
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
+    """A fresh storage, once in memory, once on a SQLite file and once on PostgreSQL."""
+    names = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}
+    url = request.getfixturevalue(names[request.param]) if request.param in names else "memory:"
+    opened = open_storage(url)
+    yield opened
+    opened.close()
