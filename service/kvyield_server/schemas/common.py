@@ -81,4 +81,7 @@ def warnings_out(cautions: tuple[Caution, ...]) -> list[WarningOut]:
 
 def as_utc(moment: datetime) -> datetime:
     """Return the same moment in UTC, to the microsecond that every store keeps."""
-    return moment.astimezone(UTC)
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        return moment.replace(tzinfo=UTC)

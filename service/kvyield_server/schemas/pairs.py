@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 from uuid import UUID
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Basis, BasisKind, FitSummary, Prediction
 from kvyield_server.domain.observation import EngineName, Hardware, Model, Observation, Outcome, Scalar
-from kvyield_server.schemas.common import EstimateOut, WarningOut, estimate_out, tokens_out, warnings_out
+from kvyield_server.schemas.common import EstimateOut, Fraction, WarningOut, estimate_out, tokens_out, warnings_out
 
 
 class KeptPair(Protocol):
@@ -33,6 +33,32 @@ class KeptPair(Protocol):
     def last_observed_at(self) -> datetime | None: ...
     @property
     def engines(self) -> tuple[EngineName, ...]: ...
+
+
+class Curve(Protocol):
+    """A deployment's predictions along the fraction, as the use case hands them out."""
+
+    @property
+    def pair_id(self) -> UUID: ...
+    @property
+    def summary(self) -> FitSummary: ...
+    @property
+    def fraction_flag(self) -> str: ...
+    @property
+    def flags(self) -> Mapping[str, Scalar]: ...
+    @property
+    def points(self) -> Sequence[tuple[float, Prediction]]: ...
+    @property
+    def starts(self) -> Sequence[Observation]: ...
+
+
+class CurveQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"lowest": "from", "highest": "to"}):
+    """``deployment`` is an id or a label; from and to bound the fraction."""
+
+    deployment: Annotated[str, Meta(min_length=1, max_length=1_000)] | None = None
+    lowest: Fraction | None = None
+    highest: Fraction | None = None
+    points: Annotated[int, Meta(ge=2, le=500)] = 50
 
 
 class PairOut(Struct, frozen=True, kw_only=True):
@@ -162,25 +188,22 @@ def fit_out(summary: FitSummary) -> FitOut:
     )
 
 
-def curve_out(
-    pair_id: UUID,
-    summary: FitSummary,
-    *,
-    fraction_flag: str,
-    flags: dict[str, Scalar],
-    predictions: Sequence[tuple[float, Prediction]],
-    starts: Sequence[Observation],
-) -> CurveOut:
-    """Return a curve from predictions along the fraction and the starts of the deployment."""
+def fits_out(pair_id: UUID, revision: int, summaries: Sequence[FitSummary]) -> FitsOut:
+    return FitsOut(pair_id=pair_id, revision=revision, items=[fit_out(summary) for summary in summaries])
+
+
+def curve_out(curve: Curve) -> CurveOut:
+    """Return a curve in its wire form."""
+    summary = curve.summary
     return CurveOut(
-        pair_id=pair_id,
+        pair_id=curve.pair_id,
         deployment=summary.deployment,
         deployment_id=summary.deployment_id,
         engine=summary.engine,
-        fraction_flag=fraction_flag,
-        flags=flags,
-        points=[_point(fraction, prediction) for fraction, prediction in predictions],
-        starts=[_start(start) for start in starts],
+        fraction_flag=curve.fraction_flag,
+        flags=dict(curve.flags),
+        points=[_point(fraction, prediction) for fraction, prediction in curve.points],
+        starts=[_start(start) for start in curve.starts],
         warnings=warnings_out(summary.warnings),
     )
 

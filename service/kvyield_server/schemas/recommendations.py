@@ -11,10 +11,20 @@ from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Advice, Question, Status, Window
 from kvyield_server.domain.observation import EngineName, Flags, Scalar
-from kvyield_server.schemas.common import EstimateOut, Gib, WarningOut, estimate_out, rounded, tokens_out, warnings_out
+from kvyield_server.schemas.common import (
+    EstimateOut,
+    Gib,
+    PositiveGib,
+    WarningOut,
+    estimate_out,
+    rounded,
+    tokens_out,
+    warnings_out,
+)
+from kvyield_server.schemas.facts import FactsIn
 from kvyield_server.schemas.flags import flag_faults
 from kvyield_server.schemas.pairs import BasisOut, basis_out
-from kvyield_server.schemas.selectors import ColdStartIn, NamedIn, selector_faults
+from kvyield_server.schemas.selectors import NamedIn, selector_faults
 from kvyield_server.schemas.strict import Fault
 
 RenderFormat = Literal["args", "systemd", "docker", "compose", "kubernetes"]
@@ -49,8 +59,12 @@ class RecommendQuery(QuestionIn, forbid_unknown_fields=True, kw_only=True):
     format: RenderFormat | None = None
 
 
-class RecommendationIn(QuestionIn, ColdStartIn, forbid_unknown_fields=True, kw_only=True):
-    """The same question as a body; with ``facts`` the pair may be one that was never recorded."""
+class RecommendationIn(QuestionIn, forbid_unknown_fields=True, kw_only=True):
+    """The same question as a body; with ``facts`` of the model's config the pair may be one never recorded."""
+
+    facts: FactsIn | None = None
+    memory_gib: PositiveGib | None = None
+    unified_memory: bool | None = None
 
 
 class FormatQuery(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -29,16 +29,12 @@ class NamedIn(Struct, forbid_unknown_fields=True, kw_only=True):
     like: UUID | None = None
 
 
-class ColdStartIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What makes a cold start possible: facts of the model's config, and of one GPU."""
+class SelectorIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
+    """Which pair and deployment is meant; with ``facts`` of the model's config the pair may be one never recorded."""
 
     facts: FactsIn | None = None
     memory_gib: PositiveGib | None = None
     unified_memory: bool | None = None
-
-
-class SelectorIn(NamedIn, ColdStartIn, forbid_unknown_fields=True, kw_only=True):
-    """Which pair and deployment is meant; with ``facts`` the pair may be one that was never recorded."""
 
 
 def selector_faults(selector: NamedIn, pointer: str) -> Iterator[Fault]:
@@ -52,10 +48,15 @@ def selector_faults(selector: NamedIn, pointer: str) -> Iterator[Fault]:
         for name, value in names.items():
             if value is None:
                 yield Fault(f"{pointer}/{name}", f"{name} is needed: give pair_id, or all of {', '.join(_NAMES)}.")
-    if isinstance(selector, ColdStartIn):
-        yield from fact_faults(selector.facts or {}, f"{pointer}/facts")
+    yield from fact_faults(getattr(selector, "facts", None) or {}, f"{pointer}/facts")
+
+
+def selector_fields(selector: NamedIn) -> dict[str, Any]:
+    """Return the selector's own fields, without a question's."""
+    return {field: getattr(selector, field) for field in SelectorIn.__struct_fields__ if hasattr(selector, field)}
 
 
 def selector_kept(selector: NamedIn) -> dict[str, Any]:
     """Return the selector as given, without what was not said, as plain JSON values."""
-    return {name: value for name, value in msgspec.to_builtins(selector).items() if value is not None}
+    given = {name: value for name, value in selector_fields(selector).items() if value is not None}
+    return dict(msgspec.to_builtins(given))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from enum import StrEnum
 from types import UnionType
-from typing import Any, NamedTuple, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -151,7 +152,7 @@ def _faults(value: Any, expected: Any, pointer: str, strict: bool) -> Iterator[F
     try:
         msgspec.convert(value, expected, strict=strict)
     except (msgspec.ValidationError, RecursionError) as error:
-        yield Fault(pointer, _sentence(value, str(error), pointer))
+        yield Fault(pointer, _sentence(value, _wanted(expected) or str(error), pointer))
 
 
 def _inner_faults(value: Any, expected: Any, pointer: str, strict: bool) -> Iterator[Fault]:
@@ -194,6 +195,18 @@ def _sentence(value: Any, message: str, pointer: str) -> str:
         .replace('str matching regex "\\\\S"', "text, not only blanks")
     )
     return f"{name} is {shown(value, name)}: {expected[0].lower()}{expected[1:]}."
+
+
+def _wanted(expected: Any) -> str | None:
+    """Return the values that are allowed, where the type lists them."""
+    allowed = [value for option in _options(expected) for value in _listed(option)]
+    return f"Expected one of {', '.join(allowed)}" if allowed else None
+
+
+def _listed(option: Any) -> list[str]:
+    if get_origin(option) is Literal:
+        return [str(value) for value in get_args(option)]
+    return [str(member) for member in option] if isinstance(option, type) and issubclass(option, StrEnum) else []
 
 
 def _last(pointer: str) -> str:

@@ -1,0 +1,73 @@
+"""What the service says of itself: where things are, what each kind of problem means, its OpenAPI document."""
+
+from __future__ import annotations
+
+from inspect import getdoc
+from typing import Any
+
+from litestar import Request, get
+from litestar.params import FromPath
+from msgspec import Struct
+
+from kvyield_server import __version__
+from kvyield_server.api.auth import OPEN
+from kvyield_server.api.problems import STATUS_BY_KIND
+from kvyield_server.errors import KvyieldError, NotFoundError
+
+
+class IndexOut(Struct, frozen=True, kw_only=True):
+    name: str
+    version: str
+    links: dict[str, str]
+
+
+class ProblemKindOut(Struct, frozen=True, kw_only=True):
+    """One kind of problem, as its ``type`` leads to."""
+
+    type: str
+    title: str
+    status: int
+    meaning: str
+
+
+@get("/", operation_id="index", opt=OPEN)
+async def index() -> IndexOut:
+    """Say where things are."""
+    links = {
+        "observations": "/observations",
+        "pairs": "/pairs",
+        "recommend": "/recommend",
+        "openapi": "/schema/openapi.json",
+        "problems": "/problems",
+        "health": "/health/ready",
+    }
+    return IndexOut(name="kvyield", version=__version__, links=links)
+
+
+@get("/problems", operation_id="list_problems", opt=OPEN)
+async def list_problems() -> list[ProblemKindOut]:
+    """List the kinds of problems that this service answers with."""
+    return [_kind(kind, status) for kind, status in STATUS_BY_KIND.items()]
+
+
+@get("/problems/{code:str}", operation_id="get_problem", opt=OPEN)
+async def get_problem(code: FromPath[str]) -> ProblemKindOut:
+    """Say what one kind of problem means."""
+    for kind, status in STATUS_BY_KIND.items():
+        if kind.code == code:
+            return _kind(kind, status)
+    raise NotFoundError(f"There is no kind of problem {code!r}.", [kind.code for kind in STATUS_BY_KIND])
+
+
+@get("/schema/openapi.json", operation_id="openapi", opt=OPEN, include_in_schema=False)
+async def openapi(request: Request[Any, Any, Any]) -> dict[str, Any]:
+    """Return the OpenAPI document."""
+    document: dict[str, Any] = request.app.state.openapi()
+    return document
+
+
+def _kind(kind: type[KvyieldError], status: int) -> ProblemKindOut:
+    meaning = " ".join((getdoc(kind) or "").split())
+    if kind is KvyieldError:
+        meaning = "Something went wrong in the service, not in the request; its log holds it by the request id."
+    return ProblemKindOut(type=f"/problems/{kind.code}", title=kind.title, status=status, meaning=meaning)

@@ -1,0 +1,110 @@
+"""Predictions and recommendations over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from litestar import MediaType, Request, Response, get, post
+from litestar.params import FromPath, JSONBody
+from uuid6 import uuid7
+
+from kvyield_server.api.auth import ASKS, READS, bound_to
+from kvyield_server.api.problems import raise_faults
+from kvyield_server.api.request import QUERY, query_of
+from kvyield_server.api.services import Services, services_of, utc_now
+from kvyield_server.domain.answers import Advice
+from kvyield_server.schemas.predictions import PredictionsIn, PredictionsOut, prediction_out, predictions_faults
+from kvyield_server.schemas.recommendations import (
+    AdviceOut,
+    FormatQuery,
+    QuestionIn,
+    RecommendationIn,
+    RecommendationOut,
+    RecommendQuery,
+    RenderFormat,
+    advice_out,
+    question_of,
+    recommendation_faults,
+    recommendation_out,
+)
+from kvyield_server.schemas.selectors import NamedIn, selector_fields, selector_kept
+from kvyield_server.usecases.browse import require_own_pair, stored_recommendation
+from kvyield_server.usecases.deployments import Subject, subject_of
+from kvyield_server.usecases.ports import StoredRecommendation, UnitOfWork
+from kvyield_server.usecases.predict import predict
+from kvyield_server.usecases.recommend import keep, recommend, rendered
+from kvyield_server.usecases.select import Selector
+
+
+@post("/predictions", operation_id="post_predictions", opt=ASKS, status_code=200)
+async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[PredictionsIn]) -> PredictionsOut:
+    """Predict pool and free memory for sets of flags, in the order given."""
+    raise_faults(predictions_faults(data))
+    services = services_of(request)
+
+    def work(uow: UnitOfWork) -> PredictionsOut:
+        subject = subject_of(uow, services.fits, _selector(data.selector))
+        return PredictionsOut(items=[prediction_out(item) for item in predict(subject, data.flags)])
+
+    return await services.read(work)
+
+
+@get("/recommend", operation_id="get_recommend", opt={**ASKS, QUERY: RecommendQuery})
+async def get_recommend(request: Request[Any, Any, Any]) -> Response[AdviceOut] | Response[str]:
+    """Answer which memory flags to restart with; ``format`` renders the answer as text to paste."""
+    query = query_of(request, RecommendQuery)
+    subject, advice = await _advise(services_of(request), query)
+    return _text(advice, query.format) if query.format else Response(advice_out(advice, subject.pair_id))
+
+
+@post("/recommendations", operation_id="post_recommendation", opt=ASKS)
+async def post_recommendation(
+    request: Request[Any, Any, Any], data: JSONBody[RecommendationIn]
+) -> Response[RecommendationOut]:
+    """Answer as ``GET /recommend`` does and store the answer, so that the start that follows can settle it."""
+    services = services_of(request)
+    subject, advice = await _advise(services, data)
+    job = keep(subject, question_of(data), advice, new_id=uuid7(), now=utc_now())
+    out = recommendation_out(await services.write(job))
+    return Response(out, status_code=201, headers={"Location": f"/recommendations/{out.id}"})
+
+
+@get(
+    "/recommendations/{recommendation_id:uuid}",
+    operation_id="get_recommendation",
+    opt={**READS, QUERY: FormatQuery},
+)
+async def get_recommendation(
+    request: Request[Any, Any, Any], recommendation_id: FromPath[UUID]
+) -> Response[RecommendationOut] | Response[str]:
+    """Return a stored answer, and the start that settled it."""
+    query, token_id = query_of(request, FormatQuery), bound_to(request)
+
+    def work(uow: UnitOfWork) -> StoredRecommendation:
+        stored = stored_recommendation(uow, recommendation_id)
+        require_own_pair(uow, stored.pair_id, token_id)
+        return stored
+
+    stored = await services_of(request).read(work)
+    return _text(stored.advice, query.format) if query.format else Response(recommendation_out(stored))
+
+
+async def _advise(services: Services, asked: QuestionIn) -> tuple[Subject, Advice]:
+    raise_faults(recommendation_faults(asked))
+
+    def work(uow: UnitOfWork) -> tuple[Subject, Advice]:
+        subject = subject_of(uow, services.fits, _selector(asked))
+        return subject, recommend(subject, question_of(asked), services.answers)
+
+    subject, advice = await services.read(work)
+    services.metrics.recommendations.labels(advice.status.value).inc()
+    return subject, advice
+
+
+def _selector(asked: NamedIn) -> Selector:
+    return Selector(**selector_fields(asked), kept=selector_kept(asked))
+
+
+def _text(advice: Advice, form: RenderFormat) -> Response[str]:
+    return Response(rendered(advice, form), media_type=MediaType.TEXT)

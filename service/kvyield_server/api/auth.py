@@ -1,0 +1,96 @@
+"""Who may do what: bearer tokens with roles, and the loopback rule."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+from uuid import UUID
+
+from litestar import Request
+from litestar.connection import ASGIConnection
+from litestar.handlers import BaseRouteHandler
+
+from kvyield_server.api.services import Services, utc_now
+from kvyield_server.api.telemetry import CALLER
+from kvyield_server.errors import ForbiddenError, UnauthenticatedError
+from kvyield_server.usecases.ports import ApiToken, Role
+from kvyield_server.usecases.tokens import any_token, authenticate, is_due_for_touch
+
+ROLES = "roles"
+TOKEN = "kvyield_token"  # noqa: S105 - the name of a slot, not a secret
+OPEN: dict[str, Any] = {}
+POSTS = {ROLES: frozenset({Role.INGEST, Role.ADMIN})}
+READS = {ROLES: frozenset({Role.INGEST, Role.READ, Role.ADMIN})}
+ASKS = {ROLES: frozenset({Role.READ, Role.ADMIN})}
+MANAGES = {ROLES: frozenset({Role.ADMIN})}
+
+_LOOK_EVERY_SECONDS = 1.0
+
+
+class Gate:
+    """Knows whether tokens exist; until the first is made, a service on loopback serves without."""
+
+    def __init__(self) -> None:
+        self._exist = False
+        self._looked_at = float("-inf")
+
+    async def is_closed(self, services: Services) -> bool:
+        """Say whether callers need a token. Once they do, they always do."""
+        if not self._exist and time.monotonic() - self._looked_at >= _LOOK_EVERY_SECONDS:
+            self._exist = await services.read(any_token)
+            self._looked_at = time.monotonic()
+        return self._exist
+
+
+async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Let a caller through whose token has one of the handler's roles.
+
+    Raises:
+        UnauthenticatedError: no token, or one that is unknown, expired or revoked.
+        ForbiddenError: the token's role does not allow this.
+    """
+    roles = handler.opt.get(ROLES)
+    services: Services = connection.app.state.services
+    if not roles or not await connection.app.state.gate.is_closed(services):
+        return
+    text = _bearer(connection.headers.get("authorization"))
+    token = await services.read(lambda uow: authenticate(uow, text, now=utc_now()))
+    _remember(connection, services, token)
+    if token.role not in roles:
+        needed = " or ".join(sorted(role.value for role in roles))
+        raise ForbiddenError(f"The token {token.name!r} has the role {token.role}; this needs {needed}.")
+
+
+def token_of(request: Request[Any, Any, Any]) -> ApiToken | None:
+    """Return the caller's token; None when the service is open."""
+    token: ApiToken | None = request.scope["state"].get(TOKEN)
+    return token
+
+
+def token_id_of(request: Request[Any, Any, Any]) -> UUID | None:
+    """Return the id of the caller's token; None when the service is open."""
+    token = token_of(request)
+    return token.id if token else None
+
+
+def bound_to(request: Request[Any, Any, Any]) -> UUID | None:
+    """Return the token whose own pairs are all that the caller may read; None when it may read all."""
+    token = token_of(request)
+    return token.id if token and token.role is Role.INGEST else None
+
+
+def _bearer(header: str | None) -> str:
+    scheme, _, text = (header or "").partition(" ")
+    if scheme.lower() != "bearer" or not text.strip():
+        raise UnauthenticatedError(
+            "A token is needed: send Authorization: Bearer, as kvyield-server token create gave it."
+        )
+    return text.strip()
+
+
+def _remember(connection: ASGIConnection[Any, Any, Any, Any], services: Services, token: ApiToken) -> None:
+    connection.scope["state"][TOKEN] = token
+    connection.scope["state"][CALLER] = token.name
+    now = utc_now()
+    if is_due_for_touch(token, now):
+        services.storage.write(lambda uow: uow.tokens.touch(token.id, now))

@@ -1,0 +1,62 @@
+"""Is it alive, is it ready, what does it count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import HttpMethod, Request, Response, get, route
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import Method
+from litestar.types.internal_types import PathParameterDefinition
+from msgspec import Struct
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from kvyield_server import __version__
+from kvyield_server.api.auth import ASKS, OPEN
+from kvyield_server.api.services import services_of
+from kvyield_server.errors import MigrationNeededError
+
+_PROMETHEUS = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")  # the framework adds it to every text
+_LOOKS = [HttpMethod.GET, HttpMethod.HEAD]
+
+
+def _by_method(_: HTTPRouteHandler, method: Method, path: list[str | PathParameterDefinition]) -> str:
+    return f"{method.lower()}_health_{path[-1]}"
+
+
+class HealthOut(Struct, frozen=True, kw_only=True):
+    """``queue_depth`` is the number of writes that wait."""
+
+    status: str
+    version: str
+    queue_depth: int
+
+
+@route("/health/live", http_method=_LOOKS, operation_id=_by_method, opt=OPEN)
+async def live(request: Request[Any, Any, Any]) -> HealthOut:
+    """Say that the process runs; looks at nothing else."""
+    return HealthOut(status="live", version=__version__, queue_depth=services_of(request).storage.queue_depth)
+
+
+@route("/health/ready", http_method=_LOOKS, operation_id=_by_method, opt=OPEN)
+async def ready(request: Request[Any, Any, Any]) -> HealthOut:
+    """Say that the database answers and has the schema that this version needs; 503 when not."""
+    storage = services_of(request).storage
+
+    def look() -> bool:
+        storage.ping()
+        return storage.migration_current()
+
+    if not await services_of(request).off_loop(look):
+        raise MigrationNeededError("The database's schema is not this version's; run kvyield-server db upgrade.")
+    return HealthOut(status="ready", version=__version__, queue_depth=storage.queue_depth)
+
+
+@get("/metrics", operation_id="metrics", opt=ASKS)
+async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
+    """Return counters in the Prometheus text format, by route template."""
+    services = services_of(request)
+    services.metrics.queue.set(services.storage.queue_depth)
+    return Response(
+        generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
+    )

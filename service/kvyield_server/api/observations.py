@@ -1,0 +1,108 @@
+"""The ledger over HTTP: post, read, verify, retract."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from litestar import Request, Response, get, post
+from litestar.openapi.datastructures import ResponseSpec
+from litestar.params import FromPath, JSONBody
+from uuid6 import uuid7
+
+from kvyield_server.api.auth import MANAGES, POSTS, READS, bound_to, token_id_of, token_of
+from kvyield_server.api.pages import key_of, page_of, where_of
+from kvyield_server.api.problems import raise_faults
+from kvyield_server.api.request import QUERY, query_of
+from kvyield_server.api.services import services_of, utc_now
+from kvyield_server.schemas.common import Page
+from kvyield_server.schemas.observations import (
+    ObservationIn,
+    ObservationOut,
+    RetractionIn,
+    VerificationIn,
+    content_digest,
+    from_domain,
+    observation_faults,
+    to_domain,
+    verification_faults,
+    verification_to_domain,
+)
+from kvyield_server.schemas.paging import ObservationsQuery
+from kvyield_server.usecases.browse import require_own_pair, stored_observation
+from kvyield_server.usecases.ports import StoredObservation, UnitOfWork
+from kvyield_server.usecases.record import Recorded, record
+from kvyield_server.usecases.retract import retract
+from kvyield_server.usecases.verify import verify
+
+AGAIN = {200: ResponseSpec(ObservationOut, generate_examples=False, description="It was stored before.")}
+
+
+@post("/observations", operation_id="post_observation", opt=POSTS, responses=AGAIN)
+async def post_observation(request: Request[Any, Any, Any], data: JSONBody[ObservationIn]) -> Response[ObservationOut]:
+    """Record one engine start; the same id or the same content again answers 200 with what is stored."""
+    services, now = services_of(request), utc_now()
+    raise_faults(observation_faults(data))
+    start = to_domain(data, new_id=uuid7(), now=now)
+    recorded = await services.write(record(start, content_digest(data), token_id=token_id_of(request), now=now))
+    services.metrics.observations.labels("new" if recorded.is_new else "again").inc()
+    return _answer(recorded)
+
+
+@get("/observations", operation_id="list_observations", opt={**READS, QUERY: ObservationsQuery})
+async def list_observations(request: Request[Any, Any, Any]) -> Page[ObservationOut]:
+    """List observations, newest first."""
+    query, token_id = query_of(request, ObservationsQuery), bound_to(request)
+    where, after = where_of(query, token_id), key_of(query.page_token)
+
+    def work(uow: UnitOfWork) -> Page[ObservationOut]:
+        if query.pair_id is not None:
+            require_own_pair(uow, query.pair_id, token_id)
+        return page_of(uow.observations.page(where, after, query.page_size), from_domain)
+
+    return await services_of(request).read(work)
+
+
+@get("/observations/{observation_id:uuid}", operation_id="get_observation", opt=READS)
+async def get_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> ObservationOut:
+    """Return one observation."""
+    token_id = bound_to(request)
+
+    def work(uow: UnitOfWork) -> StoredObservation:
+        stored = stored_observation(uow, observation_id)
+        require_own_pair(uow, stored.pair_id, token_id)
+        return stored
+
+    return from_domain(await services_of(request).read(work))
+
+
+@post("/observations/{observation_id:uuid}/verifications", operation_id="post_verification", opt=POSTS, responses=AGAIN)
+async def post_verification(
+    request: Request[Any, Any, Any], observation_id: FromPath[UUID], data: JSONBody[VerificationIn]
+) -> Response[ObservationOut]:
+    """Append a verification to a start; the same one again answers 200."""
+    raise_faults(list(verification_faults(data)))
+    services = services_of(request)
+    return _answer(await services.write(verify(observation_id, verification_to_domain(data))))
+
+
+@post(
+    "/observations/{observation_id:uuid}/retraction",
+    operation_id="post_retraction",
+    opt=MANAGES,
+    status_code=200,
+)
+async def post_retraction(
+    request: Request[Any, Any, Any], observation_id: FromPath[UUID], data: JSONBody[RetractionIn]
+) -> ObservationOut:
+    """Mark an observation as not to be believed; it stays in the ledger and leaves the fits."""
+    token = token_of(request)
+    actor = token.name if token else "loopback"
+    stored = await services_of(request).write(retract(observation_id, data.reason, actor=actor, now=utc_now()))
+    return from_domain(stored)
+
+
+def _answer(recorded: Recorded) -> Response[ObservationOut]:
+    out = from_domain(recorded.stored)
+    status = 201 if recorded.is_new else 200
+    return Response(out, status_code=status, headers={"Location": f"/observations/{out.id}"})

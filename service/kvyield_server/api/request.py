@@ -1,0 +1,84 @@
+"""Strict requests: JSON bodies say so, are decoded without guessing, and parameters are known by name."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+from litestar import Request
+from litestar.exceptions import InternalServerException
+
+from kvyield_server.api.problems import MalformedError, UnsupportedMediaError, raise_faults
+from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode, faults_of
+
+T = TypeVar("T")
+QUERY = "query"
+
+
+class StrictRequest(Request[Any, Any, Any]):
+    """Decodes the body into the handler's ``data`` annotation; the framework would take "5" for 5."""
+
+    async def body(self) -> bytes:
+        """Return the body. UnsupportedMediaError unless it is said to be JSON, MalformedError when it is empty."""
+        if not self._expects_json():
+            return await super().body()
+        kind = self.content_type[0].lower()
+        if kind != "application/json" and not kind.endswith("+json"):
+            raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
+        body = await self._read()
+        if not body:
+            raise MalformedError("The request has no body; a JSON object is needed.")
+        return body
+
+    async def json(self) -> Any:
+        """Return the body as the struct that the handler asks for."""
+        expected = self.route_handler.parsed_data_field.annotation  # type: ignore[union-attr]
+        body = await self.body()
+        decoder = getattr(expected, "decode_body", None)
+        return decoder(body) if decoder else decode(body, expected)
+
+    def _expects_json(self) -> bool:
+        return getattr(self.route_handler, "parsed_data_field", None) is not None
+
+    async def _read(self) -> bytes:
+        try:
+            return await super().body()
+        except InternalServerException:
+            raise MalformedError("The client went away before the whole body arrived.") from None
+
+
+def query_of(request: Request[Any, Any, Any], expected: type[T]) -> T:
+    """Return the query parameters as a struct.
+
+    Raises:
+        InvalidError: a parameter is unknown, given twice, missing or out of bounds; all of them, by name.
+    """
+    pairs = list(request.query_params.multi_items())
+    given = dict(pairs)
+    faults = [
+        Fault(f"/{name}", f"{name} is given more than once; give it once.")
+        for name in given
+        if sum(1 for key, _ in pairs if key == name) > 1
+    ]
+    try:
+        return _converted(given, expected, faults)
+    except FaultyBodyError as error:
+        raise_faults(error.faults)
+        raise
+
+
+def refuse_parameters(request: Request[Any, Any, Any]) -> None:
+    """Refuse all query parameters of a handler that declares none."""
+    if request.scope["query_string"] and QUERY not in request.route_handler.opt:
+        raise_faults(
+            [Fault(f"/{name}", f"{name} is not a parameter here; there are none.") for name in request.query_params]
+        )
+
+
+def _converted(given: dict[str, str], expected: type[T], faults: list[Fault]) -> T:
+    if not faults and not any("\0" in text for text in given.values()):
+        try:
+            return msgspec.convert(given, expected, strict=False)
+        except msgspec.ValidationError:
+            pass
+    raise FaultyBodyError(faults + faults_of(given, expected, strict=False))

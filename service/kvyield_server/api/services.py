@@ -1,0 +1,69 @@
+"""What handlers work with: the storage behind two thread pools, fits, answers, metrics and the clock."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from litestar import Request
+
+from kvyield_server.api.telemetry import Metrics
+from kvyield_server.settings import Settings
+from kvyield_server.usecases.fits import FitCache
+from kvyield_server.usecases.ports import Storage, UnitOfWork
+from kvyield_server.usecases.recommend import AnswerCache
+
+T = TypeVar("T")
+
+
+class Services:
+    """One per application. Reads run in reader threads, fits in threads of their own, writes in the writer's."""
+
+    def __init__(self, settings: Settings, storage: Storage) -> None:
+        self.settings = settings
+        self.storage = storage
+        self.metrics = Metrics()
+        self.answers = AnswerCache()
+        self._readers = ThreadPoolExecutor(settings.reader_threads, "kvyield-read")
+        self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
+        self.fits = FitCache(self._fitters)
+
+    async def read(self, work: Callable[[UnitOfWork], T]) -> T:
+        """Run work on a snapshot of the database, off the event loop."""
+
+        def run() -> T:
+            with self.storage.read() as uow:
+                return work(uow)
+
+        return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    async def off_loop(self, work: Callable[[], T]) -> T:
+        """Run work off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._readers, work)
+
+    async def write(self, job: Callable[[UnitOfWork], T]) -> T:
+        """Run a job in the writer and return what it returned, once that is on disk."""
+        return await asyncio.shield(asyncio.wrap_future(self.storage.write(job)))
+
+    async def close(self) -> None:
+        """Finish what was begun: reads and fits first, then the writer's queue."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        self._fitters.shutdown(wait=True, cancel_futures=True)
+        self.storage.close()
+
+
+def services_of(request: Request[Any, Any, Any]) -> Services:
+    """Return the services of the application that a request came to."""
+    services: Services = request.app.state.services
+    return services
+
+
+def utc_now() -> datetime:
+    """Return the present moment, aware and UTC."""
+    return datetime.now(UTC)

@@ -1,0 +1,122 @@
+"""The composition root: the only file that knows every concrete class."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import cache
+from typing import Any
+
+from litestar import Litestar
+from litestar.datastructures import State
+from litestar.handlers import HTTPRouteHandler
+from litestar.types import Receive, Scope, Send
+
+from kvyield_server.api import about, advice, batch, exports, health, observations, pairs
+from kvyield_server.api.auth import Gate, guard
+from kvyield_server.api.openapi import document
+from kvyield_server.api.problems import EXCEPTION_HANDLERS
+from kvyield_server.api.request import StrictRequest, refuse_parameters
+from kvyield_server.api.services import Services, utc_now
+from kvyield_server.api.telemetry import Telemetry
+from kvyield_server.errors import ForbiddenError
+from kvyield_server.settings import Settings
+from kvyield_server.storage.engine import open_storage
+from kvyield_server.storage.uow import Storage
+from kvyield_server.usecases.tokens import any_valid_token, is_loopback
+
+HANDLERS: tuple[HTTPRouteHandler, ...] = (
+    observations.post_observation,
+    batch.post_observations,
+    observations.list_observations,
+    observations.get_observation,
+    observations.post_verification,
+    observations.post_retraction,
+    pairs.list_pairs,
+    pairs.get_pair,
+    pairs.get_fits,
+    pairs.get_curve,
+    advice.post_predictions,
+    advice.get_recommend,
+    advice.post_recommendation,
+    advice.get_recommendation,
+    exports.export_ndjson,
+    exports.export_csv,
+    health.live,
+    health.ready,
+    health.metrics,
+    about.index,
+    about.list_problems,
+    about.get_problem,
+    about.openapi,
+)
+
+
+class Application(Litestar):
+    """The framework's application, with each request watched from outside: routing failures are counted too."""
+
+    async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        services: Services = self.state.services
+        telemetry = Telemetry(services.metrics, _typed(scope), send)
+        try:
+            await super().__call__(scope, receive, telemetry.send)
+        finally:
+            telemetry.finish()
+
+
+def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
+    """Return the service. It closes the storage, its writer drained, when it stops.
+
+    Raises:
+        StorageUnavailableError: the database cannot be opened, or needs ``db upgrade``.
+        ForbiddenError: no valid token exists and the address is not loopback.
+    """
+    services = Services(settings, storage or open_storage(settings.database))
+    require_token_unless_loopback(settings, services.storage)
+    return Application(
+        route_handlers=[*HANDLERS],
+        request_class=StrictRequest,
+        exception_handlers=EXCEPTION_HANDLERS,
+        guards=[guard],
+        before_request=refuse_parameters,
+        request_max_body_size=settings.max_body_bytes,
+        state=State({"services": services, "gate": Gate(), "openapi": cache(lambda: document(HANDLERS))}),
+        lifespan=[_lifespan(services)],
+        openapi_config=None,
+        logging_config=None,
+    )
+
+
+def require_token_unless_loopback(settings: Settings, storage: Storage) -> None:
+    """Return when the service may be served at its address.
+
+    Raises:
+        ForbiddenError: others could reach it, and no valid token exists.
+    """
+    if is_loopback(settings.host):
+        return
+    with storage.read() as uow:
+        has_token = any_valid_token(uow, utc_now())
+    if not has_token:
+        raise ForbiddenError(
+            f"{settings.host} can be reached by others and no token exists; make one with "
+            "kvyield-server token create, or serve on 127.0.0.1."
+        )
+
+
+def _lifespan(services: Services) -> Any:
+    @asynccontextmanager
+    async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await services.close()
+
+    return lifespan
+
+
+def _typed(scope: Scope) -> Scope:
+    return scope

@@ -1,0 +1,210 @@
+"""The command line: serve, and what an operator does beside it. Commands import what they need, so help is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from kvyield_server import __version__
+from kvyield_server.errors import InvalidError, KvyieldError
+from kvyield_server.settings import Settings, settings_from, shown
+
+ROLES = ("ingest", "read", "admin")
+DATABASE = click.option(
+    "--database", metavar="URL", help="sqlite:///file or postgresql+psycopg://... (KVYIELD_DATABASE)"
+)
+
+
+class Group(click.Group):
+    """Commands whose foreseen errors are one sentence on standard error and exit code 1."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InvalidError as error:
+            raise click.ClickException("; ".join(text for _, text in error.errors)) from None
+        except KvyieldError as error:
+            raise click.ClickException(error.detail) from None
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kvyield-server")
+def main() -> None:
+    """Which memory flags to restart an LLM engine with: the service."""
+
+
+@main.command()
+@click.option("--host", metavar="ADDRESS", help="Address to listen on (KVYIELD_HOST, 127.0.0.1)")
+@click.option("--port", type=int, help="Port to listen on; 0 takes a free one (KVYIELD_PORT, 8321)")
+@DATABASE
+@click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), help="(KVYIELD_LOG_LEVEL, info)")
+def serve(**given: Any) -> None:
+    """Serve the API and the pages until told to stop; what is queued is written first."""
+    from kvyield_server.serving import run  # noqa: PLC0415
+
+    run(settings_from(**given))
+
+
+@main.command("settings")
+@DATABASE
+def show_settings(database: str | None) -> None:
+    """Print the settings in effect, without the database's password."""
+    for name, value in shown(settings_from(database=database)).items():
+        click.echo(f"{name} = {value}")
+
+
+@main.command()
+def openapi() -> None:
+    """Print the OpenAPI document."""
+    from kvyield_server.api.openapi import document  # noqa: PLC0415
+    from kvyield_server.app import HANDLERS  # noqa: PLC0415
+
+    click.echo(json.dumps(document(HANDLERS), indent=2, sort_keys=True))
+
+
+@main.group()
+def db() -> None:
+    """The database's schema."""
+
+
+@db.command()
+@DATABASE
+def upgrade(database: str | None) -> None:
+    """Bring the schema to what this version needs."""
+    from kvyield_server.storage import migrate  # noqa: PLC0415
+
+    url = settings_from(database=database).database
+    migrate.upgrade(url)
+    click.echo(f"The schema is at revision {migrate.current(url)}.")
+
+
+@db.command()
+@DATABASE
+def current(database: str | None) -> None:
+    """Print the schema's revision."""
+    from kvyield_server.storage import migrate  # noqa: PLC0415
+
+    click.echo(migrate.current(settings_from(database=database).database) or "none")
+
+
+@db.command()
+@DATABASE
+def check(database: str | None) -> None:
+    """Exit with 1 when the schema is not what this version needs."""
+    from kvyield_server.storage import migrate  # noqa: PLC0415
+
+    if wrong := migrate.check(settings_from(database=database).database):
+        raise click.ClickException(" ".join(wrong))
+    click.echo("The schema is as it should be.")
+
+
+@db.command()
+@DATABASE
+@click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
+def backup(database: str | None, target: Path) -> None:
+    """Copy an embedded database to TARGET while the service runs."""
+    from kvyield_server.usecases.backup import backup as copy  # noqa: PLC0415
+
+    click.echo(f"{copy(settings_from(database=database).database, target)} bytes in {target}.")
+
+
+@db.command()
+@DATABASE
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def restore(database: str | None, source: Path) -> None:
+    """Make the embedded database from a backup; an existing one is never overwritten."""
+    from kvyield_server.usecases.backup import restore as copy  # noqa: PLC0415
+
+    click.echo(f"{copy(settings_from(database=database).database, source)} bytes restored.")
+
+
+@main.group()
+def token() -> None:
+    """Bearer tokens."""
+
+
+@token.command("create")
+@DATABASE
+@click.option("--name", required=True, help="Who will use it")
+@click.option("--role", required=True, type=click.Choice(ROLES), help="ingest posts, read asks, admin manages")
+@click.option("--expires", default="365d", show_default=True, help="Such as 90d or 12h, a date, or never")
+def create_token(database: str | None, name: str, role: str, expires: str) -> None:
+    """Make a token and print it: it is shown this once and kept only as a hash."""
+    from kvyield_server.usecases.tokens import create  # noqa: PLC0415
+
+    with _storage(settings_from(database=database)) as storage:
+        made, text = create(storage, name, role, expires)
+    click.echo(text)
+    until = f"until {made.expires_at:%Y-%m-%d %H:%M} UTC" if made.expires_at else "for ever"
+    click.echo(f"Token {made.id} ({made.name}, {made.role}) is valid {until}. It is not shown again.", err=True)
+
+
+@token.command("list")
+@DATABASE
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line")
+def list_tokens(database: str | None, as_json: bool) -> None:
+    """List tokens: names, roles, expiry and last use, never the tokens themselves."""
+    from kvyield_server.usecases.tokens import described  # noqa: PLC0415
+
+    with _storage(settings_from(database=database)) as storage:
+        rows = described(storage)
+    for row in rows:
+        click.echo(json.dumps(row) if as_json else "  ".join(str(value) for value in row.values() if value))
+
+
+@token.command("revoke")
+@DATABASE
+@click.argument("which")
+def revoke_token(database: str | None, which: str) -> None:
+    """Revoke a token by its id, or by its name when only one has it."""
+    from kvyield_server.usecases.tokens import revoke  # noqa: PLC0415
+
+    with _storage(settings_from(database=database)) as storage:
+        revoked = revoke(storage, which)
+    click.echo(f"Token {revoked.id} ({revoked.name}) opens nothing any more.")
+
+
+@main.command()
+@DATABASE
+@click.option("--format", "form", type=click.Choice(("ndjson", "csv")), default="ndjson", show_default=True)
+@click.option("--pair", "pair_id", type=click.UUID, help="One pair only")
+def export(database: str | None, form: str, pair_id: UUID | None) -> None:
+    """Write the ledger to standard output, newest first."""
+    from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson  # noqa: PLC0415
+    from kvyield_server.usecases.export import export as pages  # noqa: PLC0415
+    from kvyield_server.usecases.ports import ObservationFilter  # noqa: PLC0415
+
+    encode = csv_lines if form == "csv" else ndjson
+    with _storage(settings_from(database=database)) as storage:
+        sys.stdout.buffer.write(csv_head() if form == "csv" else b"")
+        for page in pages(storage, ObservationFilter(pair_id=pair_id)):
+            sys.stdout.buffer.write(encode(page))
+
+
+@main.command()
+@DATABASE
+def refit(database: str | None) -> None:
+    """Fit all pairs anew and keep the fits; one line a deployment."""
+    from kvyield_server.usecases.refit import refit as fits  # noqa: PLC0415
+
+    with _storage(settings_from(database=database)) as storage:
+        for line in fits(storage):
+            click.echo(line)
+
+
+@contextmanager
+def _storage(settings: Settings) -> Iterator[Any]:
+    from kvyield_server.storage.engine import open_storage  # noqa: PLC0415
+
+    storage = open_storage(settings.database)
+    try:
+        yield storage
+    finally:
+        storage.close()

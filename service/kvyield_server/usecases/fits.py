@@ -1,0 +1,112 @@
+"""Fits of a pair, made once per state of its evidence and kept in memory.
+
+The revision is read from the database each time, so a fit is right even when another process wrote the evidence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, replace
+from threading import Lock
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from kvyield_server.domain.observation import Observation
+from kvyield_server.storage.records import Pair
+from kvyield_server.storage.uow import UnitOfWork
+
+if TYPE_CHECKING:
+    from kvyield_server.domain.fit import PairFit
+
+Revisions = tuple[tuple[UUID, int], ...]
+Key = tuple[UUID, Revisions]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a fit is made from: a pair's own starts, and starts of the same model on other hardware."""
+
+    observations: tuple[Observation, ...]
+    transfers: tuple[Observation, ...]
+
+
+class FitCache:
+    """Fits by the revisions of all pairs of the model; simultaneous askers of one fit share one computation."""
+
+    def __init__(self, executor: Executor, size: int = 256) -> None:
+        self._executor = executor
+        self._size = size
+        self._lock = Lock()
+        self._fits: OrderedDict[Key, Future[PairFit]] = OrderedDict()
+
+    def of_pair(self, uow: UnitOfWork, pair: Pair) -> PairFit:
+        """Return the fits of a pair, computed in the fit executor when its evidence changed."""
+        key = (pair.id, revisions(uow, pair.model.name))
+        future = self._known(key) or self._started(key, evidence_of(uow, pair))
+        try:
+            return future.result()
+        except Exception:
+            with self._lock:
+                self._fits.pop(key, None)
+            raise
+
+    def _known(self, key: Key) -> Future[PairFit] | None:
+        with self._lock:
+            if key in self._fits:
+                self._fits.move_to_end(key)
+            return self._fits.get(key)
+
+    def _started(self, key: Key, evidence: Evidence) -> Future[PairFit]:
+        with self._lock:
+            if key not in self._fits:
+                self._fits[key] = self._executor.submit(_fit, evidence)
+                self._drop_old(key)
+            return self._fits[key]
+
+    def _drop_old(self, newest: Key) -> None:
+        for key in [key for key in self._fits if key[0] == newest[0] and key != newest]:
+            del self._fits[key]
+        while len(self._fits) > self._size:
+            self._fits.popitem(last=False)
+
+
+def revisions(uow: UnitOfWork, model: str) -> Revisions:
+    """Return the state of all evidence on a model: a fit made at equal revisions is still right."""
+    return tuple((pair.id, pair.revision) for pair in uow.pairs.of_model(model))
+
+
+def evidence_of(uow: UnitOfWork, pair: Pair) -> Evidence:
+    """Load the evidence of a pair; retracted observations are left out."""
+    return Evidence(_starts(uow, pair), transfers_to(uow, pair.model.name, pair.id))
+
+
+def transfers_to(uow: UnitOfWork, model: str, pair_id: UUID | None) -> tuple[Observation, ...]:
+    """Load the starts of a model on all hardware but one pair's."""
+    others = [pair for pair in uow.pairs.of_model(model) if pair.id != pair_id]
+    return tuple(start for pair in others for start in _starts(uow, pair))
+
+
+def _starts(uow: UnitOfWork, pair: Pair) -> tuple[Observation, ...]:
+    return tuple(_completed(stored.observation, pair) for stored in uow.observations.of_pair(pair.id))
+
+
+def _completed(start: Observation, pair: Pair) -> Observation:
+    """Return a start with the attributes that other starts of its pair told: memory, and facts of the model."""
+    hardware = replace(
+        start.hardware,
+        memory_gib=start.hardware.memory_gib or pair.hardware.memory_gib,
+        unified_memory=_first(start.hardware.unified_memory, pair.hardware.unified_memory),
+    )
+    model = replace(start.model, facts={**pair.model.facts, **start.model.facts})
+    return replace(start, hardware=hardware, model=model)
+
+
+def _first(given: bool | None, known: bool | None) -> bool | None:
+    return known if given is None else given
+
+
+def _fit(evidence: Evidence) -> PairFit:
+    from kvyield_server.domain.fit import PairEvidence, fit_pair  # noqa: PLC0415 - scipy loads at the first fit
+
+    return fit_pair(PairEvidence(evidence.observations, evidence.transfers))

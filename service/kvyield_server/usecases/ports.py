@@ -1,0 +1,26 @@
+"""What the layers above may know of the storage: its protocols and stored forms, under one name."""
+
+from kvyield_server.storage.records import (
+    ApiToken,
+    ObservationFilter,
+    Page,
+    PageKey,
+    Pair,
+    Role,
+    StoredObservation,
+    StoredRecommendation,
+)
+from kvyield_server.storage.uow import Storage, UnitOfWork
+
+__all__ = [
+    "ApiToken",
+    "ObservationFilter",
+    "Page",
+    "PageKey",
+    "Pair",
+    "Role",
+    "Storage",
+    "StoredObservation",
+    "StoredRecommendation",
+    "UnitOfWork",
+]

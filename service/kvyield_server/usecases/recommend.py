@@ -1,0 +1,84 @@
+"""Recommend: the flags to restart with, answered from the pair's fits; equal questions on equal evidence once."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from datetime import datetime
+from threading import Lock
+from uuid import UUID
+
+from kvyield_server.domain.answers import Advice, Question
+from kvyield_server.storage.records import StoredRecommendation
+from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.usecases.deployments import Subject
+
+
+class AnswerCache:
+    """Answers by (revisions, selector, question): evidence that changes makes a new key, so nothing is ever stale."""
+
+    def __init__(self, size: int = 1_024) -> None:
+        self._size = size
+        self._lock = Lock()
+        self._answers: OrderedDict[Hashable, Advice] = OrderedDict()
+
+    def get(self, key: Hashable, make: Callable[[], Advice]) -> Advice:
+        """Return the answer for a key, made when it is new."""
+        with self._lock:
+            known = self._answers.get(key)
+        if known is not None:
+            return known
+        advice = make()
+        with self._lock:
+            self._answers[key] = advice
+            while len(self._answers) > self._size:
+                self._answers.popitem(last=False)
+        return advice
+
+
+def recommend(subject: Subject, question: Question, answers: AnswerCache) -> Advice:
+    """Answer a question about a subject."""
+    return answers.get(_key(subject, question), lambda: _answer(subject, question))
+
+
+def keep(
+    subject: Subject, question: Question, advice: Advice, *, new_id: UUID, now: datetime
+) -> Callable[[UnitOfWork], StoredRecommendation]:
+    """Return the job that stores an answer, for ``GET /recommendations/{id}`` and for the start that settles it."""
+    stored = StoredRecommendation(
+        id=new_id,
+        made_at=now,
+        pair_id=subject.pair_id,
+        question=question,
+        advice=advice,
+        selector=subject.selector.kept,
+    )
+
+    def job(uow: UnitOfWork) -> StoredRecommendation:
+        uow.recommendations.add(stored)
+        return stored
+
+    return job
+
+
+def rendered(advice: Advice, form: str) -> str:
+    """Return an answer as text to paste: args, systemd, docker, compose or kubernetes."""
+    from kvyield_server.domain.flags import render  # noqa: PLC0415 - keeps numpy out of start-up
+
+    return render(advice, form)
+
+
+def _key(subject: Subject, question: Question) -> Hashable:
+    chosen = subject.selector
+    cold = repr((chosen.facts, chosen.memory_gib, chosen.unified_memory, chosen.gpu, chosen.gpu_count))
+    held = tuple(sorted((name, repr(value)) for name, value in question.flags.items()))
+    asked = (question.target_tokens, question.reply_tokens, question.concurrent, question.confidence)
+    who = (subject.pair_id, subject.engine, chosen.engine_version, chosen.like)
+    return (subject.revisions, who, asked, question.prompt_need_gib, held, cold)
+
+
+def _answer(subject: Subject, question: Question) -> Advice:
+    from kvyield_server.domain.advice import recommend as advise  # noqa: PLC0415 - scipy loads at the first answer
+    from kvyield_server.domain.flags import translated  # noqa: PLC0415
+
+    return advise(subject.deployment(translated(subject.engine, question.flags)), question)

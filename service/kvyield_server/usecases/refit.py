@@ -1,0 +1,35 @@
+"""Refit: all pairs anew, their fits kept for the history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+from kvyield_server.domain.answers import FitSummary
+from kvyield_server.storage.records import Pair
+from kvyield_server.storage.uow import Storage
+from kvyield_server.usecases.browse import stored_pair
+from kvyield_server.usecases.fits import FitCache
+
+
+def refit(storage: Storage) -> Iterator[str]:
+    """Fit every pair, keep the fits, and yield a line per deployment."""
+    with ThreadPoolExecutor(1) as executor:
+        fits = FitCache(executor)
+        with storage.read() as uow:
+            names = uow.pairs.names()
+        for name in names:
+            with storage.read() as uow:
+                pair = stored_pair(uow, name.id)
+                fit = fits.of_pair(uow, pair)
+            summaries = [deployment.summary for deployment in fit.deployments]
+            keep(storage, pair, summaries)
+            for summary in summaries:
+                yield f"{name.gpu_count} x {name.gpu}, {name.model}: {summary.deployment}, {summary.basis.kind}"
+
+
+def keep(storage: Storage, pair: Pair, summaries: list[FitSummary]) -> None:
+    """Keep the fits of a pair as of its revision."""
+    now = datetime.now(UTC)
+    storage.write(lambda uow: uow.fits.save(pair.id, pair.revision, summaries, now)).result()

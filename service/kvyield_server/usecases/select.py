@@ -1,0 +1,122 @@
+"""Select: from what a caller says to the one pair that is meant. Exact wins; loose is never a substring."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import SequenceMatcher
+from heapq import nlargest
+from uuid import UUID
+
+from kvyield_server.domain.observation import EngineName, Facts
+from kvyield_server.errors import AmbiguousError, InvalidError, NotFoundError
+from kvyield_server.storage.records import Pair, PairName
+from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.usecases.browse import stored_pair
+
+_GPU_VENDOR = re.compile(r"^\s*(nvidia|amd|intel)(\s*\((r|tm)\))?[\s\-_/]+(corporation\s+)?", re.IGNORECASE)
+_MOST_COMPARED = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selector:
+    """``pair_id``, or all of ``gpu``, ``gpu_count`` and ``model``; the rest chooses the deployment or starts cold."""
+
+    pair_id: UUID | None = None
+    gpu: str | None = None
+    gpu_count: int | None = None
+    model: str | None = None
+    engine: EngineName | None = None
+    engine_version: str | None = None
+    like: UUID | None = None
+    facts: Facts | None = None
+    memory_gib: float | None = None
+    unified_memory: bool | None = None
+    kept: dict[str, object] = field(default_factory=dict)
+
+
+def find_pair(uow: UnitOfWork, selector: Selector) -> Pair:
+    """Return the pair that is meant.
+
+    Raises:
+        NotFoundError: none is; lists the nearest.
+        AmbiguousError: several are; lists them.
+        InvalidError: ``like`` belongs to another pair.
+    """
+    pair = stored_pair(uow, selector.pair_id) if selector.pair_id else _by_names(uow, selector)
+    _check_like(uow, selector.like, pair)
+    return pair
+
+
+def loose_gpu(name: str) -> str:
+    """Return what is left of a GPU name after vendor, case, spaces and punctuation."""
+    return _letters(_GPU_VENDOR.sub("", name))
+
+
+def loose_model(name: str) -> str:
+    """Return what is left of a model name after its owner, case, spaces and punctuation."""
+    return _letters(name.rstrip("/").rsplit("/", 1)[-1])
+
+
+def _by_names(uow: UnitOfWork, selector: Selector) -> Pair:
+    gpu, count, model = selector.gpu or "", selector.gpu_count or 0, selector.model or ""
+    if exact := uow.pairs.find(gpu, count, model):
+        return exact
+    names = uow.pairs.names()
+    matches = _matches(names, gpu, count, model)
+    if not matches:
+        raise _none_found(names, gpu, count, model)
+    if len(matches) > 1:
+        listed = [f"{_label(name)} (pair_id {name.id})" for name in matches]
+        raise AmbiguousError(f"Several pairs are meant by that: {'; '.join(listed)}. Name one exactly.", listed)
+    return stored_pair(uow, matches[0].id)
+
+
+def _matches(names: Sequence[PairName], gpu: str, count: int, model: str) -> list[PairName]:
+    loose = (loose_gpu(gpu), loose_model(model))
+    if not all(loose):
+        return []
+    found = [n for n in names if n.gpu_count == count and (loose_gpu(n.gpu), loose_model(n.model)) == loose]
+    found = [n for n in found if n.model == model] or found
+    return [n for n in found if n.gpu == gpu] or found
+
+
+def _none_found(names: Sequence[PairName], gpu: str, count: int, model: str) -> NotFoundError:
+    gpus = _likeness(loose_gpu(gpu), {name.gpu: loose_gpu(name.gpu) for name in names[:_MOST_COMPARED]})
+    models = _likeness(loose_model(model), {name.model: loose_model(name.model) for name in names[:_MOST_COMPARED]})
+    ranked = nlargest(
+        5,
+        names[:_MOST_COMPARED],
+        key=lambda name: gpus[name.gpu] + models[name.model] + 0.2 * (name.gpu_count == count),
+    )
+    nearest = [_label(name) for name in ranked]
+    hint = f"Nearest: {'; '.join(nearest)}." if nearest else "No pair is recorded yet."
+    return NotFoundError(f"There is no pair {count} x {gpu}, {model}. {hint}", nearest)
+
+
+def _likeness(wanted: str, names: Mapping[str, str]) -> dict[str, float]:
+    matcher = SequenceMatcher(b=wanted, autojunk=False)
+    result = {}
+    for name, loose in names.items():
+        matcher.set_seq1(loose)
+        result[name] = matcher.ratio()
+    return result
+
+
+def _check_like(uow: UnitOfWork, like: UUID | None, pair: Pair) -> None:
+    if like is None:
+        return
+    stored = uow.observations.get(like)
+    if stored is None:
+        raise NotFoundError(f"There is no observation {like}, which like names.")
+    if stored.pair_id != pair.id:
+        raise InvalidError([("/like", f"like is {like}, an observation of another pair; name one of this pair.")])
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text.casefold() if character.isalnum())
+
+
+def _label(name: PairName) -> str:
+    return f"{name.gpu_count} x {name.gpu}, {name.model}"

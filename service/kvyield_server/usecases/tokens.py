@@ -1,0 +1,145 @@
+"""Bearer tokens: made once, shown once, kept only as a hash."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+
+from uuid6 import uuid7
+
+from kvyield_server.errors import AmbiguousError, InvalidError, NotFoundError, UnauthenticatedError
+from kvyield_server.storage.records import ApiToken, Role
+from kvyield_server.storage.uow import Storage, UnitOfWork
+
+PREFIX = "kvy_"
+TOUCH_EVERY = timedelta(minutes=1)
+
+
+def new_token(name: str, role: Role, *, now: datetime, expires_at: datetime | None) -> tuple[ApiToken, str]:
+    """Return a token as stored, and its text of 256 random bits, which is nowhere else."""
+    text = PREFIX + secrets.token_urlsafe(32)
+    token = ApiToken(id=uuid7(), name=name, role=role, token_hash=hash_of(text), created_at=now, expires_at=expires_at)
+    return token, text
+
+
+def hash_of(text: str) -> str:
+    """Return the hash that is stored: the text is random enough that one round of SHA-256 is safe."""
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def authenticate(uow: UnitOfWork, text: str, *, now: datetime) -> ApiToken:
+    """Return the token with that text.
+
+    Raises:
+        UnauthenticatedError: unknown, revoked or expired; the sentence says which only to who holds the token.
+    """
+    wanted = hash_of(text)
+    token = uow.tokens.by_hash(wanted)
+    if token is None or not hmac.compare_digest(token.token_hash, wanted):
+        raise UnauthenticatedError("The bearer token is not known here.")
+    if token.revoked_at is not None:
+        raise UnauthenticatedError("The bearer token was revoked.")
+    if not token.is_valid(now):
+        raise UnauthenticatedError(f"The bearer token expired at {token.expires_at:%Y-%m-%dT%H:%M:%SZ}.")
+    return token
+
+
+def is_due_for_touch(token: ApiToken, now: datetime) -> bool:
+    """Say whether the last use is worth writing down again."""
+    return token.last_used_at is None or now - token.last_used_at >= TOUCH_EVERY
+
+
+def any_token(uow: UnitOfWork) -> bool:
+    """Say whether a token was ever made, be it revoked by now: from then on, every caller needs one."""
+    return bool(uow.tokens.list())
+
+
+def any_valid_token(uow: UnitOfWork, now: datetime) -> bool:
+    """Say whether some token opens something now."""
+    return any(token.is_valid(now) for token in uow.tokens.list())
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether an address to listen on is reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def create(storage: Storage, name: str, role: str, expires: str) -> tuple[ApiToken, str]:
+    """Make and keep a token; return it and its text. InvalidError when ``expires`` cannot be read."""
+    now = datetime.now(UTC)
+    token, text = new_token(name, Role(role), now=now, expires_at=expiry(expires, now))
+    storage.write(lambda uow: uow.tokens.add(token)).result()
+    return token, text
+
+
+def revoke(storage: Storage, which: str) -> ApiToken:
+    """Revoke a token by id or by a name that only one valid token has.
+
+    Raises:
+        NotFoundError, AmbiguousError: no token, or several, are meant.
+    """
+    with storage.read() as uow:
+        tokens = uow.tokens.list()
+    matches = [token for token in tokens if str(token.id) == which]
+    matches = matches or [token for token in tokens if token.name == which and token.revoked_at is None]
+    if not matches:
+        raise NotFoundError(f"There is no token {which}.", [token.name for token in tokens[:5]])
+    if len(matches) > 1:
+        ids = [str(token.id) for token in matches]
+        raise AmbiguousError(f"Several tokens are named {which}: {', '.join(ids)}. Give the id.", ids)
+    return storage.write(lambda uow: uow.tokens.revoke(matches[0].id, datetime.now(UTC))).result()
+
+
+def described(storage: Storage) -> list[dict[str, str | None]]:
+    """Return all tokens as a person may see them."""
+    with storage.read() as uow:
+        tokens = uow.tokens.list()
+    return [_described(token, datetime.now(UTC)) for token in tokens]
+
+
+def expiry(text: str, now: datetime) -> datetime | None:
+    """Return when ``90d``, ``12h``, a date or a time ends; None for ``never``.
+
+    Raises:
+        InvalidError: it is none of these, or in the past.
+    """
+    if text == "never":
+        return None
+    try:
+        moment = _moment(text, now)
+    except (ValueError, OverflowError):
+        raise InvalidError([("/expires", f"expires is {text!r}; give 90d, 12h, a date, or never.")]) from None
+    if moment <= now:
+        raise InvalidError([("/expires", f"expires is {text!r}, which is in the past.")])
+    return moment
+
+
+def _moment(text: str, now: datetime) -> datetime:
+    if text[-1:] in ("d", "h") and text[:-1].isdecimal():
+        return now + timedelta(**{"days" if text[-1] == "d" else "hours": int(text[:-1])})
+    moment = datetime.fromisoformat(text)
+    return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)
+
+
+def _described(token: ApiToken, now: datetime) -> dict[str, str | None]:
+    state = "revoked" if token.revoked_at else "valid" if token.is_valid(now) else "expired"
+    return {
+        "id": str(token.id),
+        "name": token.name,
+        "role": token.role.value,
+        "state": state,
+        "expires_at": _seconds(token.expires_at),
+        "last_used_at": _seconds(token.last_used_at),
+    }
+
+
+def _seconds(moment: datetime | None) -> str | None:
+    return moment.isoformat(timespec="seconds") if moment else None
