@@ -15,17 +15,17 @@ _ALONE_WORDS = """
 _KEY_OWNER_WORDS = """
     api access auth encryption private secret signing ssh subscription
 """
-_TOKEN_OWNER_WORDS = """
+_OWNER_WORDS = """
     github gitlab hf hub huggingface id login oauth refresh security session
 """
-_TEXT_TOKEN_WORDS = """
+_PROSE_WORDS = """
     audio bos cls draft eos image mask max media min new next num pad page per prompt sep special start stop think
     total unk video vision
 """
 _ALONE = frozenset(_ALONE_WORDS.split())
 _KEY_OWNERS = frozenset(_KEY_OWNER_WORDS.split())
-_TOKEN_OWNERS = frozenset(_TOKEN_OWNER_WORDS.split())
-_TEXT_TOKENS = frozenset(_TEXT_TOKEN_WORDS.split())
+_TOKEN_OWNERS = frozenset(_OWNER_WORDS.split())
+_TEXT_TOKENS = frozenset(_PROSE_WORDS.split())
 _NAMED = re.compile(
     r"""(?P<name>--[A-Za-z][\w-]*(?=[\s'"])|[A-Za-z_][\w-]*)(?P<between>['"]?\s*[=:]\s*|['"]\s*,\s*|(?<=\w)\s+)"""
 )
@@ -68,7 +68,7 @@ def redacted(text: str) -> str:
 def _without_values(text: str) -> Iterator[str]:
     kept_to = 0
     for match in _NAMED.finditer(text):
-        is_assigned = match["name"].startswith("--") or not match["between"].strip("'\" \t\n,") == ""
+        is_assigned = match["name"].startswith("--") or match["between"].strip("'\" \t\n,") != ""
         if match.start() < kept_to or not is_assigned or not looks_secret(match["name"]):
             continue
         value = _VALUE.match(text, match.end())

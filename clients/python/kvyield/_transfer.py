@@ -90,11 +90,11 @@ class Attempts:
         return max(self._ends - self._clock(), 0.0)
 
     def pause_after(self, error: ServiceError) -> float:
-        """Seconds to wait: backoff with full jitter, or what the service asked for. Raises the error if it is final."""
+        """Seconds to wait: backoff with jitter, or what the service asked for. Raises the error if it is final."""
         if self._left <= 0 or not isinstance(error, ServiceUnreachableError | ServiceFailedError):
             raise error
         self._left -= 1
-        pause = _backoff(self._limits.first_pause_seconds, self._made)
+        pause = backoff_seconds(self._limits.first_pause_seconds, self._made)
         self._made += 1
         if isinstance(error, ServiceFailedError) and error.retry_after_seconds is not None:
             pause = error.retry_after_seconds
@@ -103,8 +103,9 @@ class Attempts:
         return pause
 
 
-def _backoff(first_seconds: float, made: int) -> float:
-    ceiling: float = min(first_seconds * 2**made, LONGEST_PAUSE_SECONDS)
+def backoff_seconds(first_seconds: float, made: int, longest_seconds: float = LONGEST_PAUSE_SECONDS) -> float:
+    """The pause after ``made`` earlier ones: doubling up to the longest, of which a random upper half is taken."""
+    ceiling: float = min(first_seconds * 2 ** min(made, 30), longest_seconds)
     return ceiling * (0.5 + random.random() / 2)  # noqa: S311  # jitter needs no secrecy
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timezone
 from typing import Any
 from uuid import UUID
@@ -98,6 +98,7 @@ class _Assembly:
 
     def build(self, source: str) -> Assembled:
         flags = self.flags()
+        self.drop_foreign_card()
         draft: dict[str, Any] = {
             "id": None,
             "observed_at": self.observed_at(),
@@ -116,6 +117,15 @@ class _Assembly:
         }
         missing = tuple(_missing(draft))
         return Assembled(draft, self.sources, tuple(self.contradictions), missing)
+
+    def drop_foreign_card(self) -> None:
+        """A card of another kind than an option or the log tells is not the engine's: none of its facts hold."""
+        card = self.extras.card.get("gpu")
+        told = self.extras.options.get("gpu") or self.start.facts.get("gpu")
+        if card is not None and told is not None and not same_name(told.value, card.value):
+            where = f"({told.source}) against {card.value!r} ({card.source}): this host's cards are left out"
+            self.contradictions.append(redacted(f"hardware.gpu: {told.value!r} {where}"))
+            self.extras = replace(self.extras, card={})
 
     def observed_at(self) -> Any:
         moment = self.start.observed_at
@@ -243,11 +253,13 @@ def _only_one(card: Known) -> Sourced | None:
 
 
 def _missing(draft: Mapping[str, Any]) -> Iterable[str]:
+    if draft["outcome"] == "unfinished":
+        yield "outcome"
     for group, name in (("hardware", "gpu"), ("hardware", "gpu_count"), ("model", "name")):
         if not draft[group][name]:
             yield f"{group}.{name}"
     fraction = FRACTION_FLAG[draft["engine"]["name"]]
-    if draft["outcome"] != "failed" and draft["flags"].get(fraction) is None:
+    if draft["outcome"] not in ("failed", "unfinished") and draft["flags"].get(fraction) is None:
         yield f"flags.{fraction}"
     measured = draft["measurements"]
     if draft["outcome"] == "ready" and measured["pool_tokens"] is None and measured["kv_cache_gib"] is None:

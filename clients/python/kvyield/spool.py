@@ -74,7 +74,7 @@ class Spool:
         Without an ``id`` it gets the one that follows from its content. When this returns, a power cut cannot lose it.
         """
         whole = observation if observation.id else msgspec.structs.replace(observation, id=content_id(observation))
-        self._prepare()
+        self.prepare()
         waiting = next(self._pending.glob(f"*-{whole.id}.json"), None)
         return waiting or self._write(
             self._pending / f"{time.time_ns():020d}-{whole.id}.json", msgspec.json.encode(whole)
@@ -174,7 +174,8 @@ class Spool:
             raise SpoolError(f"{item.path} cannot be set aside: {reason_of(error)}") from error
         return Item(path, item.spooled_at, item.observation, item.reason)
 
-    def _prepare(self) -> None:
+    def prepare(self) -> None:
+        """Make the folders, owner-only, and remove what killed processes left."""
         try:
             for folder in (self.root, self._pending, self._refused):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -193,7 +194,7 @@ class Spool:
 
     @contextlib.contextmanager
     def _locked(self, wait_seconds: float) -> Iterator[bool]:
-        self._prepare()
+        self.prepare()
         try:
             handle = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:

@@ -1,0 +1,88 @@
+"""Advice as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from kvyield.cli._run import safe
+from kvyield.cli._tables import flags_text, gib, percent, span, table, tokens
+
+if TYPE_CHECKING:
+    from kvyield import _wire
+
+HEADLINES = {
+    "ok": "ok: these flags hold the target and leave room for it",
+    "at_risk": "at risk: the best flags are below the confidence that was asked for",
+    "infeasible": "infeasible: no fraction holds the target and leaves room for it",
+    "not_enough_evidence": "not enough evidence: too little is known to give flags",
+}
+
+
+def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
+    """Flags, probabilities, what was never verified, warnings, restart plan and levers."""
+    click.echo(HEADLINES.get(advice.status, advice.status))
+    if advice.command_line:
+        click.echo(safe(f"\n  {advice.command_line}"))
+    if advice.changes:
+        rows = [(one.flag, _known(one.from_value), _known(one.to_value), one.reason) for one in advice.changes]
+        table(("flag", ">now", ">then", "why"), rows)
+    table(("with these flags", ""), _facts(advice, target_tokens))
+    for warning in advice.warnings:
+        click.echo(safe(f"warning: {warning.detail or warning.code} [{warning.code}]"))
+    if advice.alternatives:
+        table((">tokens", ">GiB", ">probability", "lever", "cost"), [_lever(one) for one in advice.alternatives])
+    if advice.explanation:
+        click.echo(safe(advice.explanation))
+
+
+def _facts(advice: _wire.Recommendation, target_tokens: int) -> Iterator[tuple[str, str]]:
+    predicted = advice.prediction
+    if predicted is not None:
+        yield "pool, tokens", span(predicted.pool_tokens)
+        yield "free at ready, GiB", span(predicted.free_at_ready_gib, gib)
+        yield "headroom, GiB", span(predicted.headroom_gib, gib)
+    if advice.probability is not None:
+        chance = advice.probability
+        yield (
+            "probability",
+            f"pool {percent(chance.pool)}, memory {percent(chance.memory)}, both {percent(chance.joint)}",
+        )
+    if advice.window is not None:
+        yield "fractions that do", f"{advice.window.lowest:g} to {advice.window.highest:g}"
+    yield from _plan(advice)
+    yield "never verified", _unverified(advice, target_tokens)
+    if advice.basis is not None:
+        count = len(advice.basis.observation_ids)
+        yield (
+            "stands on",
+            f"{advice.basis.kind.replace('_', ' ')} ({count}), {advice.basis.deployment or 'no deployment'}",
+        )
+
+
+def _plan(advice: _wire.Recommendation) -> Iterator[tuple[str, str]]:
+    plan = advice.restarts
+    if plan is not None and plan.expected is not None:
+        minutes = "" if plan.minutes is None else f", about {plan.minutes:g} minutes in all"
+        yield "restarts", f"{plan.expected:g} expected{minutes}"
+    if advice.verification_seconds is not None:
+        yield "a verification", f"about {advice.verification_seconds:.0f} s"
+
+
+def _unverified(advice: _wire.Recommendation, target_tokens: int) -> str:
+    verified = advice.basis.verified_prompt_tokens if advice.basis else None
+    if verified is None:
+        return "no prompt of any length; `kvyield verify` sends one"
+    return f"prompts over {tokens(verified)} tokens" if verified < target_tokens else "-"
+
+
+def _lever(one: _wire.Lever) -> tuple[str, ...]:
+    gain = "-" if one.gain_tokens is None else f"{one.gain_tokens:+,.0f}"
+    room = "-" if one.gain_gib is None else f"{one.gain_gib:+.2f}"
+    return (gain, room, percent(one.joint), flags_text(one.flags), one.cost or "")
+
+
+def _known(value: object) -> str:
+    return "-" if value is None else str(value)

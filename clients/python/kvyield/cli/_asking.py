@@ -1,0 +1,77 @@
+"""What a question is about: from options, the configuration file, this host's newest start, or the only pair."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from kvyield._errors import ConfigError
+from kvyield.cli._options import ENGINES
+from kvyield.cli._run import say
+
+if TYPE_CHECKING:
+    from kvyield import _wire
+    from kvyield._client import Client
+    from kvyield.config import Settings
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+NAMES = ("model", "gpu", "gpu_count", "engine")
+
+
+def selector_options(function: Function) -> Function:
+    """What the question is about."""
+    options = [
+        click.option("--model", help="The model's name.  [default: that of this host's newest start]"),
+        click.option("--gpu", help="The GPU model."),
+        click.option("--gpu-count", type=click.IntRange(1), help="GPUs that the engine uses."),
+        click.option("--engine", type=click.Choice(ENGINES), help="The engine."),
+        click.option("--engine-version", help="Its version."),
+        click.option("--pair", "pair_id", metavar="ID", help="Hardware and model by the pair's id."),
+        click.option("--like", metavar="ID", help="An observation: its deployment is meant."),
+        click.option("--host", help="Whose newest start fills what is not said.  [default: this host's]"),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def selection(client: Client, settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The selector's fields; what was filled in is said. Raises `ConfigError` when the ledger does not settle it."""
+    chosen = {name: given.get(name) for name in (*NAMES, "engine_version", "pair_id", "like")}
+    if chosen["pair_id"] is None:
+        for name in NAMES:
+            chosen[name] = chosen[name] or settings.facts.get(name)
+        _fill(client, chosen, given.get("host") or settings.facts.get("host") or socket.gethostname())
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def _fill(client: Client, chosen: dict[str, Any], host: str) -> None:
+    lacking = [name for name in NAMES if chosen[name] is None]
+    if not lacking:
+        return
+    found, where = _newest(client, chosen, host)
+    if found is None:
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
+        raise ConfigError(f"which deployment is meant? give {options}; {where}")
+    told = {
+        "model": found.model.name,
+        "gpu": found.hardware.gpu,
+        "gpu_count": found.hardware.gpu_count,
+        "engine": found.engine.name,
+    }
+    chosen.update({name: told[name] for name in lacking})
+    asked = f"{chosen['model']} on {chosen['gpu_count']} x {chosen['gpu']}, {chosen['engine']}"
+    say(f"kvyield: asked about {asked} ({where})")
+
+
+def _newest(client: Client, chosen: Mapping[str, Any], host: str) -> tuple[_wire.StoredObservation | None, str]:
+    filters = {name: chosen[name] for name in ("model", "gpu", "engine") if chosen[name] is not None}
+    if here := client.observations_page(**filters, host=host, page_size=1).items:
+        return here[0], f"from the newest start of {host}"
+    pairs = {one.pair_id: one for one in reversed(client.observations_page(**filters, page_size=50).items)}
+    if len(pairs) == 1:
+        return next(iter(pairs.values())), "the only pair that fits"
+    return None, f"the ledger holds no start of {host} and {len(pairs) or 'no'} other pair(s) that fit"

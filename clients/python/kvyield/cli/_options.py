@@ -1,0 +1,168 @@
+"""Options that several commands share, and what they become."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
+
+import click
+
+from kvyield._errors import ConfigError
+from kvyield.config import Settings, load_settings
+
+if TYPE_CHECKING:
+    from kvyield._client import Client
+    from kvyield.assemble import Extras
+    from kvyield.engines import Sourced
+    from kvyield.sources import Source
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+ENGINES = ("sglang", "vllm", "tensorrt-llm", "lmdeploy")
+_FACTS = ("gpu", "gpu_count", "gpu_memory_gib", "model", "model_revision", "engine_version", "host")
+
+
+def service_options(function: Function) -> Function:
+    """``--url`` and ``--token``."""
+    options = [
+        click.option("--url", help="The service.  [default: KVYIELD_URL, config file, http://127.0.0.1:8321]"),
+        click.option("--token", help="Its token; KVYIELD_TOKEN is better, since other users can see options."),
+    ]
+    return _all(options, function)
+
+
+def source_options(function: Function) -> Function:
+    """Where the log is: exactly one of these, or ``-``."""
+    options = [
+        click.argument("stdin", required=False, metavar="[-]"),
+        click.option("--journal", metavar="UNIT", help="The journal of a systemd unit."),
+        click.option("--log", "log_file", metavar="FILE", help="A log file, plain or .gz, .bz2, .xz."),
+        click.option("--docker", metavar="NAME", help="The log of a container."),
+        click.option("--kubernetes", metavar="POD", help="The log of a pod."),
+        click.option("--namespace", help="The pod's namespace."),
+        click.option("--container", help="The container in the pod."),
+        click.option("--previous", is_flag=True, help="The pod's container that died before this one."),
+        click.option("--since", help="Only what was logged since then (journal, docker, kubernetes)."),
+    ]
+    return _all(options, function)
+
+
+def fact_options(function: Function) -> Function:
+    """Facts that no source holds."""
+    options = [
+        click.option("--gpu", help="The GPU model, with its MIG profile."),
+        click.option("--gpu-count", type=click.IntRange(1), help="GPUs that the engine uses."),
+        click.option("--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="Memory of one GPU in GiB."),
+        click.option("--model", help="The model's name."),
+        click.option("--model-revision", help="The model's revision."),
+        click.option("--model-config", metavar="FILE", help="The model's config.json, or the folder that holds it."),
+        click.option("--host", help="The host's name."),
+        click.option("--engine", type=click.Choice(ENGINES), help="The engine, when the log does not show it."),
+        click.option("--engine-version", help="The engine's version."),
+        click.option("--flag", "flags", multiple=True, metavar="NAME=VALUE", help="A flag that the log does not tell."),
+    ]
+    return _all(options, function)
+
+
+def settings_of(url: str | None, token: str | None) -> Settings:
+    """Settings with the command line on top."""
+    return load_settings(url=url, token=token)
+
+
+def client_of(settings: Settings, *, total_seconds: float = 30.0) -> Client:
+    """A client for the service; importing it is what costs time, so commands do it late."""
+    from kvyield._client import Client  # noqa: PLC0415
+    from kvyield._transfer import Limits  # noqa: PLC0415
+
+    return Client(settings.url, settings.token, limits=Limits(total_seconds=total_seconds))
+
+
+def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source | None:
+    """The one source that was named, None when none was. Raises a usage error when there are several."""
+    from kvyield import sources  # noqa: PLC0415
+
+    names = [name for name in ("journal", "log_file", "docker", "kubernetes", "stdin") if given.get(name)]
+    if len(names) > 1:
+        raise click.UsageError("give one source: --journal, --log, --docker, --kubernetes or -")
+    if not names:
+        return None
+    name, since = given[names[0]], given.get("since")
+    if names == ["journal"]:
+        return sources.journal_source(name, since=since, follow=follow)
+    if names == ["docker"]:
+        return sources.docker_source(name, since=since, follow=follow)
+    if names == ["kubernetes"]:
+        details = {key: given.get(key) for key in ("namespace", "container")}
+        previous = bool(given.get("previous"))
+        return sources.kubernetes_source(name, **details, previous=previous, since=since, follow=follow)
+    if names == ["stdin"] and name != "-":
+        raise click.UsageError(f"unexpected argument {name!r}; a log file is given with --log {name}")
+    return sources.stdin_source() if names == ["stdin"] or name == "-" else sources.file_source(name)
+
+
+def extras_of(
+    given: Mapping[str, Any], settings: Settings, card: Mapping[str, Sourced], recommendation_id: UUID | None = None
+) -> Extras:
+    """What options, this host and the configuration file say."""
+    from kvyield.assemble import Extras  # noqa: PLC0415
+
+    config = given.get("model_config") or settings.facts.get("model_config")
+    return Extras(
+        options=_sourced({name: given.get(name) for name in _FACTS}, "option --{}"),
+        card=card,
+        configured=configured_facts(settings),
+        flags=_sourced(parsed_flags(given.get("flags", ())), "option --flag {}"),
+        model_facts=_config_facts(config),
+        model_facts_source=f"{config}",
+        recommendation_id=recommendation_id,
+    )
+
+
+def configured_facts(settings: Settings) -> dict[str, Sourced]:
+    """The ``[facts]`` of the configuration file."""
+    return _sourced({name: settings.facts.get(name) for name in _FACTS}, "[facts] {} of the configuration file")
+
+
+def parsed_flags(texts: tuple[str, ...]) -> dict[str, Any]:
+    """``NAME=VALUE`` pairs; a value is JSON when it reads as a scalar of JSON, else text."""
+    import msgspec  # noqa: PLC0415
+
+    flags: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.strip():
+            raise click.UsageError(f"--flag takes NAME=VALUE, not {text!r}")
+        key = name.strip().lstrip("-").replace("-", "_")
+        try:
+            flags[key] = msgspec.json.decode(value, type=None | bool | int | float | str)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            flags[key] = value
+    return flags
+
+
+def _config_facts(config: str | None) -> Mapping[str, object]:
+    from kvyield.modelconfig import read_model_config  # noqa: PLC0415
+
+    return read_model_config(Path(config).expanduser()) if config else {}
+
+
+def _sourced(values: Mapping[str, Any], source: str) -> dict[str, Sourced]:
+    from kvyield.engines import Sourced  # noqa: PLC0415
+
+    options = {name: name.replace("_", "-") if source.startswith("option --{") else name for name in values}
+    return {name: Sourced(value, source.format(options[name])) for name, value in values.items() if value is not None}
+
+
+def one_of(name: str, value: str | None) -> UUID | None:
+    """An id from an option. Raises `ConfigError`."""
+    try:
+        return UUID(value) if value else None
+    except ValueError:
+        raise ConfigError(f"{name} {value!r} is not an id") from None
+
+
+def _all(options: Sequence[Callable[[Any], Any]], function: Function) -> Function:
+    for option in reversed(options):
+        function = option(function)
+    return function

@@ -1,0 +1,76 @@
+"""What all commands share: exit codes, errors as sentences, and text that cannot disturb a terminal."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+import click
+
+from kvyield._errors import KvyieldError, RefusedError, ServiceError
+
+DONE = 0
+FAILED = 1
+USAGE = 2
+REFUSED = 3
+UNREACHABLE = 4
+INTERRUPTED = 130
+INTERNAL = 70
+
+
+class LazyGroup(click.Group):
+    """Loads a command's module when the command is run, so that the others cost nothing; ends without tracebacks."""
+
+    def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._lazy = lazy
+
+    def list_commands(self, _ctx: click.Context) -> list[str]:
+        return list(self._lazy)
+
+    def get_command(self, _ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self._lazy:
+            return None
+        module, _, name = self._lazy[cmd_name][0].partition(":")
+        command = getattr(import_module(module), name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, _ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self._lazy.items()])
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return super().main(*args, **kwargs)
+        except KvyieldError as error:
+            say(f"kvyield: {error}")
+            sys.exit(exit_code(error))
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+        except Exception as error:  # a fault of kvyield itself still ends in one line
+            if os.environ.get("KVYIELD_DEBUG"):
+                traceback.print_exc()
+            say(f"kvyield: internal fault, {type(error).__name__}: {error} (KVYIELD_DEBUG=1 shows where)")
+            sys.exit(INTERNAL)
+
+
+def exit_code(error: KvyieldError) -> int:
+    """3 when the service refused, 4 when it could not be had, 1 for all else."""
+    if isinstance(error, RefusedError):
+        return REFUSED
+    return UNREACHABLE if isinstance(error, ServiceError) else FAILED
+
+
+def say(text: str) -> None:
+    """A line for the person, on standard error."""
+    click.echo(safe(text), err=True)
+
+
+def safe(text: object) -> str:
+    """The text without signs that move a terminal's cursor or change its colours."""
+    return "".join(sign if sign.isprintable() or sign in "\n\t" else "�" for sign in str(text))

@@ -1,0 +1,79 @@
+"""Starts as a person reads them: a table, or every value with the line that it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvyield.cli._run import safe
+from kvyield.cli._tables import gib, moment, table, tokens
+
+if TYPE_CHECKING:
+    from kvyield.assemble import Assembled
+    from kvyield.delivery import Delivery
+
+_HEADINGS = (
+    "started",
+    "engine",
+    "model",
+    "hardware",
+    ">fraction",
+    "outcome",
+    ">pool tokens",
+    ">free at ready, GiB",
+    "",
+)
+
+
+def show_starts(starts: Sequence[Assembled], deliveries: Sequence[Delivery]) -> None:
+    """A row a start, with what became of it."""
+    from kvyield.assemble import FRACTION_FLAG  # noqa: PLC0415
+
+    fates = {str(one.observation.id): one.fate for one in deliveries}
+    rows = []
+    for start in starts:
+        draft = start.draft
+        fraction = draft["flags"].get(FRACTION_FLAG[draft["engine"]["name"]])
+        measured = draft["measurements"]
+        fate = "incomplete" if start.missing else fates.get(str(start.observation().id), "not posted")
+        rows.append(
+            (
+                moment(draft["observed_at"]),
+                f"{draft['engine']['name']} {draft['engine']['version'] or ''}".strip(),
+                draft["model"]["name"] or "-",
+                f"{draft['hardware']['gpu_count'] or '?'} x {draft['hardware']['gpu'] or '?'}",
+                "-" if fraction is None else fraction,
+                draft["outcome"],
+                tokens(measured["pool_tokens"]),
+                gib(measured["free_at_ready_gib"]),
+                fate,
+            )
+        )
+    if rows:
+        table(_HEADINGS, rows)
+
+
+def explain(starts: Sequence[Assembled], *, to_stderr: bool) -> None:
+    """Every value of every start with its source; what nothing told is listed as unknown."""
+    for number, start in enumerate(starts, 1):
+        click.echo(f"start {number} of {len(starts)}", err=to_stderr)
+        for path, value in _leaves(start.draft):
+            source = start.sources.get(path)
+            if value is None and not (path.startswith("flags.") and source):
+                click.echo(f"  {path}: unknown", err=to_stderr)
+            elif source:
+                click.echo(safe(f"  {path} = {value!r}\n      {source}"), err=to_stderr)
+        for note in start.contradictions:
+            click.echo(safe(f"  disagreement: {note}"), err=to_stderr)
+
+
+def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, inner in value.items():
+        if isinstance(inner, Mapping):
+            found += _leaves(inner, f"{prefix}{name}.")
+        elif f"{prefix}{name}" not in ("id", "source", "verifications", "recommendation_id", "log_excerpt"):
+            found.append((f"{prefix}{name}", inner))
+    return found

@@ -1,0 +1,77 @@
+"""``kvyield doctor``: checks with advice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from kvyield._errors import KvyieldError
+from kvyield.cli._options import chosen_source, service_options, settings_of, source_options
+from kvyield.cli._run import DONE, FAILED, safe
+
+if TYPE_CHECKING:
+    from kvyield.config import Settings
+    from kvyield.doctor import Check
+
+SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL", "skip": "skip"}
+
+
+@click.command()
+@source_options
+@click.option("--server", metavar="URL", help="The running engine.")
+@click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="Its API key.")
+@click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@service_options
+@click.pass_context
+def doctor(ctx: click.Context, /, **given: Any) -> None:
+    """Check service, token, spool, card, engine (--server) and log, and say what to do. Exit code 1 on a FAIL."""
+    settings = settings_of(given["url"], given["token"])
+    failed = False
+    for check in _checks(settings, given):
+        failed = failed or check.verdict == "fail"
+        if given["as_json"]:
+            click.echo(msgspec.json.encode(check))
+            continue
+        click.echo(safe(f"{SIGNS[check.verdict]}  {check.name}: {check.finding}"))
+        if check.advice and check.verdict != "ok":
+            click.echo(safe(f"      {check.advice}"))
+    ctx.exit(FAILED if failed else DONE)
+
+
+def _checks(settings: Settings, given: dict[str, Any]) -> Iterator[Check]:
+    from kvyield import doctor as checks  # noqa: PLC0415
+
+    yield from checks.check_settings(settings)
+    yield from checks.check_service(settings)
+    yield from checks.check_spool(settings)
+    if not given["no_card"]:
+        yield from checks.check_card()
+    if given["server"]:
+        from kvyield.cli.observe import engine_getter  # noqa: PLC0415
+
+        yield from checks.check_engine(engine_getter(given["server"], given["server_key"]), given["server"])
+    yield from _check_source(given)
+
+
+def _check_source(given: dict[str, Any]) -> Iterator[Check]:
+    from kvyield.assemble import Extras  # noqa: PLC0415
+    from kvyield.doctor import Check  # noqa: PLC0415
+    from kvyield.intake import read  # noqa: PLC0415
+
+    source = chosen_source(given)
+    if source is None:
+        yield Check("log", "skip", "no log was named", "give --journal, --log, --docker or --kubernetes to check it")
+        return
+    try:
+        reading = read(source, Extras())
+    except KvyieldError as error:
+        yield Check("log", "fail", str(error), "fix the source, then run doctor again")
+        return
+    found = len(reading.starts) + reading.unfinished
+    advice = "is it the engine's own log, from its start on?"
+    finding = f"{found} start(s) in {reading.lines:,} lines of {reading.name}"
+    yield Check("log", "ok" if found else "fail", finding, "" if found else advice)

@@ -1,0 +1,173 @@
+"""``kvyield import``: old logs, in parallel."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of
+from kvyield.cli._run import DONE, FAILED, REFUSED, say
+from kvyield.cli._tables import table
+
+if TYPE_CHECKING:
+    from kvyield import _wire
+    from kvyield._client import Client
+    from kvyield.assemble import Extras
+    from kvyield.config import Settings
+    from kvyield.delivery import Delivery
+    from kvyield.intake import Reading
+
+WORTH_A_PROCESS_BYTES = 4 * 2**20
+BATCH = 250
+SHOWN_FILES = 40
+
+
+@click.command("import")
+@click.argument("logs", nargs=-1, required=True, metavar="LOG...")
+@fact_options
+@click.option("--jobs", type=click.IntRange(1), help="Processes that read.  [default: one a core]")
+@click.option("--dry-run", is_flag=True, help="Post nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, exactly as posted.")
+@click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
+@service_options
+@click.pass_context
+def import_logs(ctx: click.Context, /, **given: Any) -> None:
+    """Post the starts of old logs: files, folders with all below them, quoted globs, compressed or not.
+
+    Importing the same log twice stores nothing twice. Facts come from the logs and the options only, never from this
+    host's cards, since the logs may be another host's.
+    """
+    from kvyield.sources import expand  # noqa: PLC0415
+
+    settings = settings_of(given["url"], given["token"])
+    files = expand(given["logs"])
+    readings = _readings(files, extras_of(given, settings, {}), given["engine"], given["jobs"])
+    tally = _Tally(as_json=given["as_json"])
+    if given["dry_run"]:
+        for reading in _with_progress(readings, len(files)):
+            tally.take(reading)
+    else:
+        _post_all(_with_progress(readings, len(files)), settings, tally)
+    tally.show(is_dry=given["dry_run"])
+    ctx.exit(tally.exit_code(given["spooled_exit_code"], is_dry=given["dry_run"]))
+
+
+def _readings(files: Sequence[Path], extras: Extras, engine: str | None, jobs: int | None) -> Iterator[Reading]:
+    from kvyield.intake import read_file  # noqa: PLC0415
+
+    size = sum(file.stat().st_size for file in files if file.is_file())
+    count = min(jobs or os.cpu_count() or 1, len(files))
+    if count == 1 or (jobs is None and size < WORTH_A_PROCESS_BYTES):
+        yield from (read_file(file, extras, engine) for file in files)
+        return
+    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(read_file, file, extras, engine) for file in files]
+        try:
+            while futures:
+                yield futures.pop(0).result()
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _with_progress(readings: Iterator[Reading], total: int) -> Iterator[Reading]:
+    """A bar on standard error when it is a terminal."""
+    if not sys.stderr.isatty():
+        yield from readings
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rich.progress import track  # noqa: PLC0415
+
+    yield from track(readings, "reading logs", total=total, console=Console(stderr=True), transient=True)
+
+
+def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) -> None:
+    waiting: list[tuple[str, _wire.Observation]] = []
+    with client_of(settings) as client:
+        for reading in readings:
+            waiting += [(reading.name, one) for one in tally.take(reading)]
+            while len(waiting) >= BATCH:
+                _post(waiting[:BATCH], settings, client, tally)
+                del waiting[:BATCH]
+        if waiting:
+            _post(waiting, settings, client, tally)
+
+
+def _post(waiting: Sequence[tuple[str, _wire.Observation]], settings: Settings, client: Client, tally: _Tally) -> None:
+    from kvyield.delivery import deliver_batch  # noqa: PLC0415
+    from kvyield.spool import Spool  # noqa: PLC0415
+
+    names = [name for name, _ in waiting]
+    for name, delivery in zip(
+        names, deliver_batch([one for _, one in waiting], Spool(settings.spool), client), strict=True
+    ):
+        tally.settle(name, delivery)
+
+
+class _Tally:
+    """Counts per file: starts, and what became of each."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._counts: dict[str, Counter[str]] = {}
+        self._said: Counter[str] = Counter()
+
+    def take(self, reading: Reading) -> list[_wire.Observation]:
+        """The starts that can be posted; the others are counted and their lack is said once."""
+        count = self._counts.setdefault(reading.name, Counter())
+        count["starts"] = len(reading.starts)
+        count["unfinished"] = reading.unfinished
+        for note in reading.notes:
+            count["unreadable"] += not reading.starts
+            say(f"kvyield: {note}")
+        whole = []
+        for start in reading.starts:
+            if self._as_json:
+                click.echo(start.json())
+            if start.missing:
+                count["incomplete"] += 1
+                self._said[", ".join(start.missing)] += 1
+            else:
+                whole.append(start.observation())
+        return whole
+
+    def settle(self, name: str, delivery: Delivery) -> None:
+        """Count what became of one start; each reason is said once."""
+        self._counts[name][delivery.fate] += 1
+        if delivery.reason and not self._said[delivery.reason]:
+            say(f"kvyield: {name}: {delivery.fate}: {delivery.reason}")
+        if delivery.reason:
+            self._said[delivery.reason] += 1
+
+    def show(self, *, is_dry: bool) -> None:
+        """The table, to standard error when standard output holds JSON."""
+        for lack, number in self._said.items():
+            if lack.startswith(("hardware.", "model.", "flags.", "measurements.")):
+                verb = "could not be" if is_dry else "were not"
+                say(f"kvyield: {number} start(s) {verb} posted: the logs do not tell {lack}; see the options for facts")
+        if self._as_json:
+            return
+        fates = ("starts", "stored", "known", "spooled", "refused", "lost", "incomplete", "unfinished")
+        rows = [(name, *(count[fate] or "" for fate in fates)) for name, count in self._counts.items()]
+        hidden = len(rows) - SHOWN_FILES
+        shown = rows[:SHOWN_FILES] + ([(f"... {hidden} more files",)] if hidden > 0 else [])
+        total = sum(self._counts.values(), Counter())
+        table(("log", *(f">{fate}" for fate in fates)), [*shown, ("all", *(total[fate] for fate in fates))])
+
+    def exit_code(self, spooled: int, *, is_dry: bool) -> int:
+        total = sum(self._counts.values(), Counter())
+        codes = [
+            DONE,
+            FAILED if total["lost"] or total["unreadable"] or not (total["starts"] or total["unfinished"]) else DONE,
+            FAILED if total["incomplete"] and not is_dry else DONE,
+            REFUSED if total["refused"] else DONE,
+            spooled if total["spooled"] else DONE,
+        ]
+        return max(codes)

@@ -1,0 +1,138 @@
+"""``kvyield observe``: one log to the service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvyield._errors import IncompleteError, SourceError
+from kvyield.cli._options import (
+    chosen_source,
+    client_of,
+    configured_facts,
+    extras_of,
+    fact_options,
+    one_of,
+    service_options,
+    settings_of,
+    source_options,
+)
+from kvyield.cli._run import DONE, FAILED, REFUSED, say
+from kvyield.cli._starts import explain, show_starts
+
+if TYPE_CHECKING:
+    from kvyield.assemble import Assembled
+    from kvyield.config import Settings
+    from kvyield.delivery import Delivery
+    from kvyield.intake import Get, Reading
+
+
+@click.command()
+@source_options
+@click.option("--server", metavar="URL", help="The running engine; its endpoints complete what the log says.")
+@click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="The engine's API key.")
+@click.option("--last", is_flag=True, help="Only the newest start of the log.")
+@click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
+@click.option("--recommendation", metavar="ID", help="The stored recommendation that the newest start follows.")
+@fact_options
+@click.option("--dry-run", is_flag=True, help="Post nothing.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, exactly as posted.")
+@click.option("--explain", "explained", is_flag=True, help="Show for each value the line that it came from.")
+@click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
+@service_options
+@click.pass_context
+def observe(ctx: click.Context, /, **given: Any) -> None:
+    """Read an engine's log and post what its starts yielded.
+
+    One of --journal, --log, --docker, --kubernetes or - names the log; --server alone asks the running engine only.
+    The log may hold any number of starts; one that was posted before is not stored twice.
+    """
+    settings = settings_of(given["url"], given["token"])
+    reading = _read(given, settings)
+    starts = reading.starts[-1:] if given["last"] else reading.starts
+    _check(reading, starts)
+    if given["as_json"]:
+        for start in starts:
+            click.echo(start.json())
+    if given["explained"]:
+        explain(starts, to_stderr=given["as_json"])
+    for note in (note for start in starts for note in start.contradictions):
+        say(f"kvyield: disagreement: {note}")
+    deliveries = [] if given["dry_run"] else _deliver(settings, starts)
+    if not given["as_json"] and not given["explained"]:
+        show_starts(starts, deliveries)
+    ctx.exit(_conclude(starts, deliveries, given))
+
+
+def _read(given: dict[str, Any], settings: Settings) -> Reading:
+    from kvyield.intake import card_facts, read, read_endpoints_only  # noqa: PLC0415
+
+    source = chosen_source(given)
+    if source is None and not given["server"]:
+        raise click.UsageError("which log? give --journal, --log, --docker, --kubernetes or - (or --server alone)")
+    wants_card = not given["no_card"] and (source is None or source.is_local)
+    card, _ = card_facts(configured_facts(settings)) if wants_card else ({}, None)
+    extras = extras_of(given, settings, card, one_of("--recommendation", given["recommendation"]))
+    get = engine_getter(given["server"], given["server_key"]) if given["server"] else None
+    if source is None:
+        assert get is not None
+        return read_endpoints_only(get, extras)
+    return read(source, extras, engine=given["engine"] or settings.facts.get("engine"), get=get)
+
+
+def engine_getter(url: str, key: str | None) -> Get:
+    """Reads paths of the running engine."""
+    from kvyield._client import open_http  # noqa: PLC0415
+    from kvyield._engine_http import EngineHttp  # noqa: PLC0415
+
+    http = EngineHttp(open_http(url, key))
+
+    def get(path: str) -> tuple[int, bytes]:
+        reply = http.get(path)
+        return reply.status, reply.body
+
+    return get
+
+
+def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
+    for note in reading.notes:
+        say(f"kvyield: {note}")
+    if reading.unfinished:
+        say(f"kvyield: {reading.unfinished} start(s) in {reading.name} were not ready yet; run again when they are")
+    if not starts and not reading.unfinished:
+        raise SourceError(
+            f"no engine start in {reading.name} ({reading.lines:,} lines read); expected the start-up lines of SGLang, "
+            "vLLM, TensorRT-LLM or LMDeploy"
+        )
+
+
+def _deliver(settings: Settings, starts: Sequence[Assembled]) -> list[Delivery]:
+    from kvyield.delivery import deliver  # noqa: PLC0415
+    from kvyield.spool import Spool  # noqa: PLC0415
+
+    whole = [start.observation() for start in starts if not start.missing]
+    if not whole:
+        return []
+    with client_of(settings) as client:
+        return deliver(whole, Spool(settings.spool), client)
+
+
+def _conclude(starts: Sequence[Assembled], deliveries: Sequence[Delivery], given: dict[str, Any]) -> int:
+    codes = [DONE]
+    for start in starts:
+        if start.missing:
+            try:
+                start.observation()
+            except IncompleteError as error:
+                say(f"kvyield: {'could not be posted' if given['dry_run'] else 'not posted'}: {error}")
+            codes.append(DONE if given["dry_run"] else FAILED)
+    for delivery in deliveries:
+        if delivery.fate == "spooled":
+            say(f"kvyield: waits in the spool: {delivery.reason}; `kvyield spool send` sends it, so does the next run")
+            codes.append(given["spooled_exit_code"])
+        elif delivery.fate in ("refused", "lost"):
+            say(f"kvyield: {delivery.fate}: {delivery.reason}")
+            codes.append(REFUSED if delivery.fate == "refused" else FAILED)
+    return max(codes)

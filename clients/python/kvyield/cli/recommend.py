@@ -1,0 +1,79 @@
+"""``kvyield recommend``: the flags for a target, as a table, as JSON, or as what a launcher takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from kvyield.cli._advice import show_advice
+from kvyield.cli._asking import selection, selector_options
+from kvyield.cli._options import client_of, service_options, settings_of
+from kvyield.cli._run import say
+
+if TYPE_CHECKING:
+    from kvyield import _wire
+    from kvyield._client import Client
+
+QUESTION = (
+    "target_tokens",
+    "reply_tokens",
+    "concurrent",
+    "max_running_requests",
+    "confidence",
+    "prompt_need_gib",
+    "kv_cache_dtype",
+    "chunked_prefill_size",
+)
+FORMATS = ("systemd", "docker", "compose", "kubernetes", "args", "json")
+
+
+@click.command()
+@click.option("--target-tokens", type=click.IntRange(1), required=True, help="The longest prompt that must fit.")
+@click.option("--reply-tokens", type=click.IntRange(0), help="Tokens of the answer.")
+@click.option("--concurrent", type=click.IntRange(1), help="Such prompts at once.")
+@click.option("--max-running-requests", type=click.IntRange(1), help="Hold this flag.")
+@click.option(
+    "--confidence", type=click.FloatRange(0.5, 0.9999), help="Wanted of pool and memory each.  [default: 0.95]"
+)
+@click.option("--prompt-need-gib", type=click.FloatRange(0), help="Instead of the model's own prompt need.")
+@click.option("--kv-cache-dtype", help="Hold this flag.")
+@click.option("--chunked-prefill-size", type=int, help="Hold this flag.")
+@click.option("--model-config", metavar="FILE", help="The model's config.json, for a model without any start.")
+@click.option("--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="With it: memory of one GPU.")
+@click.option("--store", is_flag=True, help="Keep the answer; `observe --recommendation ID` settles it.")
+@click.option("--format", "text_format", type=click.Choice(FORMATS), help="Print only this.")
+@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@selector_options
+@service_options
+def recommend(**given: Any) -> None:
+    """Ask for the memory flags that hold a prompt of a given length, and what they put at risk.
+
+    Advice that is at risk or infeasible is an answer too: exit code 0.
+    """
+    settings = settings_of(given["url"], given["token"])
+    with client_of(settings, total_seconds=120.0) as client:
+        question = selection(client, settings, given) | {name: given[name] for name in QUESTION}
+        question = {name: value for name, value in question.items() if value is not None}
+        if given["as_json"] or given["text_format"] == "json":
+            click.echo(msgspec.json.format(msgspec.json.encode(_ask(client, question, given)), indent=2))
+        elif given["text_format"]:
+            click.echo(client.recommend_text(given["text_format"], **question), nl=False)
+        else:
+            show_advice(_ask(client, question, given), given["target_tokens"])
+
+
+def _ask(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.Recommendation:
+    if not given["model_config"] and not given["store"]:
+        return client.recommend(**question)
+    if given["model_config"]:
+        from kvyield.modelconfig import read_model_config  # noqa: PLC0415
+
+        question["facts"] = read_model_config(Path(given["model_config"]).expanduser())
+        if given["gpu_memory_gib"]:
+            question["memory_gib"] = given["gpu_memory_gib"]
+    stored = client.store_recommendation(**question)
+    say(f"kvyield: stored as {stored.id}; after the restart: kvyield observe --recommendation {stored.id} ...")
+    return stored

@@ -1,0 +1,115 @@
+"""``kvyield spool``: what waits on disk."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+import msgspec
+
+from kvyield._errors import SpoolError
+from kvyield.cli._options import client_of, service_options, settings_of
+from kvyield.cli._run import DONE, REFUSED, exit_code, say
+from kvyield.cli._tables import moment, table
+
+if TYPE_CHECKING:
+    from kvyield.spool import Item, Outcome, Spool
+
+LONGEST_PAUSE_SECONDS = 60.0
+
+
+@click.group()
+def spool() -> None:
+    """Show, send or drop what waits on disk because the service was away, or was refused by it."""
+
+
+@spool.command("list")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def list_items(as_json: bool) -> None:
+    """Show what waits, oldest first, then what was refused and why."""
+    items = _spool().items()
+    if as_json:
+        for item in items:
+            click.echo(msgspec.json.encode(_plain(item)))
+        return
+    if not items:
+        click.echo("the spool is empty")
+        return
+    table(("name", "since", "state", "model", "reason"), [_row(item) for item in items])
+
+
+@spool.command("send")
+@click.option("--wait", "wait_seconds", type=click.FloatRange(0), default=0.0, help="Keep trying for so many seconds.")
+@click.option("--refused", "with_refused", is_flag=True, help="Also try again what was refused.")
+@service_options
+@click.pass_context
+def send(ctx: click.Context, /, wait_seconds: float, with_refused: bool, url: str | None, token: str | None) -> None:
+    """Send what waits, oldest first. Exit code 4 when some still waits."""
+    settings = settings_of(url, token)
+    queue = _spool()
+    if with_refused:
+        say(f"kvyield: {queue.retry_refused()} refused item(s) are tried again")
+    with client_of(settings) as client:
+        outcome = _send_until(queue, client.post_observation, time.monotonic() + wait_seconds)
+    click.echo(f"sent {len(outcome.sent)}, refused {len(outcome.refused)}, waiting {outcome.pending}")
+    for item in outcome.refused:
+        say(f"kvyield: refused: {item.name}: {item.reason}")
+    if outcome.stopped_by is not None:
+        say(f"kvyield: {outcome.stopped_by}")
+        ctx.exit(exit_code(outcome.stopped_by))
+    ctx.exit(REFUSED if outcome.refused else DONE)
+
+
+@spool.command("drop")
+@click.argument("names", nargs=-1)
+@click.option("--refused", "all_refused", is_flag=True, help="All that were refused.")
+def drop(names: tuple[str, ...], all_refused: bool) -> None:
+    """Delete items by name (`kvyield spool list`), or all refused ones. What is deleted is lost."""
+    if not names and not all_refused:
+        raise click.UsageError("drop what? give names from `kvyield spool list`, or --refused")
+    queue = _spool()
+    dropped = queue.drop_refused() if all_refused else 0
+    for name in names:
+        if not queue.drop(name):
+            raise SpoolError(f"nothing in the spool is named {name!r}")
+        dropped += 1
+    click.echo(f"dropped {dropped}")
+
+
+def _send_until(queue: Spool, post: Any, ends: float) -> Outcome:
+    """Rounds with growing pauses, jittered so that many hosts do not come back at once."""
+    from kvyield._transfer import backoff_seconds  # noqa: PLC0415
+
+    outcome = queue.send(post)
+    tries = 0
+    while outcome.stopped_by is not None and time.monotonic() < ends:
+        pause = backoff_seconds(1.0, tries, LONGEST_PAUSE_SECONDS)
+        time.sleep(min(pause, max(ends - time.monotonic(), 0.0)))
+        tries += 1
+        following = queue.send(post)
+        following.sent[:0] = outcome.sent
+        following.refused[:0] = outcome.refused
+        outcome = following
+    return outcome
+
+
+def _spool() -> Spool:
+    from kvyield.spool import Spool  # noqa: PLC0415
+
+    return Spool(settings_of(None, None).spool)
+
+
+def _row(item: Item) -> tuple[object, ...]:
+    model = item.observation.model.name if item.observation else "-"
+    return (item.name, moment(item.spooled_at), "refused" if item.reason else "waits", model, item.reason or "")
+
+
+def _plain(item: Item) -> dict[str, Any]:
+    return {
+        "name": item.name,
+        "spooled_at": item.spooled_at,
+        "state": "refused" if item.reason else "waiting",
+        "reason": item.reason,
+        "observation": item.observation,
+    }

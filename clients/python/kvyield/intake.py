@@ -1,0 +1,109 @@
+"""From a log to assembled starts: the one path that observe, import, report and watch share."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from kvyield._errors import KvyieldError
+from kvyield.assemble import Assembled, Extras, assemble
+from kvyield.engines import Sourced, Start, read_starts
+from kvyield.modelconfig import find_model_config, read_model_config
+from kvyield.sources import Source, file_source
+
+Get = Callable[[str], tuple[int, bytes]]
+
+
+@dataclass
+class Reading:
+    """What one source held. ``unfinished`` counts starts whose log ends before the engine was ready or had failed."""
+
+    name: str
+    starts: list[Assembled] = field(default_factory=list)
+    unfinished: int = 0
+    lines: int = 0
+    notes: list[str] = field(default_factory=list)
+
+
+def read(source: Source, extras: Extras, *, engine: str | None = None, get: Get | None = None) -> Reading:
+    """All starts of a log, oldest first. ``get`` reads the running engine's endpoints, which complete the last start.
+
+    Raises `SourceError` when the log cannot be read.
+    """
+    reading = Reading(source.name)
+    starts = list(read_starts(_counted(source.lines(), reading), engine=engine))
+    if get is not None:
+        starts[-1:] = [_with_endpoints(get, starts[-1] if starts else None)]
+    for index, start in enumerate(starts):
+        is_last = index == len(starts) - 1
+        _take(reading, start, extras if is_last else replace(extras, recommendation_id=None), is_local=source.is_local)
+    reading.notes += source.notes
+    return reading
+
+
+def read_endpoints_only(get: Get, extras: Extras) -> Reading:
+    """The running engine's own words, without a log."""
+    reading = Reading("the engine's endpoints")
+    _take(reading, _with_endpoints(get, None), extras, is_local=False, source="endpoint")
+    return reading
+
+
+def read_file(path: Path, extras: Extras, engine: str | None) -> Reading:
+    """`read` for ``import``: a file that cannot be read becomes a note; nothing of this host is mixed in."""
+    source = replace(file_source(path), is_local=False)
+    try:
+        return read(source, extras, engine=engine)
+    except KvyieldError as error:
+        return Reading(str(path), notes=[str(error)])
+
+
+def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:
+    """What this host tells of its cards and its name, and why there is nothing when there is no card."""
+    from kvyield.gpu import GpuError, cards, hardware_name  # noqa: PLC0415  # opens the driver's library
+
+    facts = {} if "host" in configured else {"host": Sourced(socket.gethostname(), "this host's name")}
+    try:
+        found = cards()
+        name = hardware_name(found)
+    except GpuError as error:
+        return facts, str(error)
+    source = f"this host's cards ({found[0].tool})"
+    facts["gpu"] = Sourced(name, source)
+    facts["gpu_count"] = Sourced(len(found), source)
+    facts["gpu_memory_gib"] = Sourced(round(min(card.memory_gib for card in found), 2), source)
+    facts["unified_memory"] = Sourced(any(card.unified_memory for card in found), source)
+    return facts, None
+
+
+def _counted(lines: Iterator[bytes], reading: Reading) -> Iterator[bytes]:
+    for line in lines:
+        reading.lines += 1
+        yield line
+
+
+def _take(reading: Reading, start: Start, extras: Extras, *, is_local: bool, source: str = "log") -> None:
+    if start.outcome == "unfinished":
+        reading.unfinished += 1
+        return
+    completed = _with_config(start, extras) if is_local and not extras.model_facts else extras
+    reading.starts.append(assemble(start, completed, source=source))
+
+
+def _with_endpoints(get: Get, start: Start | None) -> Start:
+    from kvyield.engines.endpoints import read_endpoints  # noqa: PLC0415  # only --server needs it
+
+    return read_endpoints(get, start)
+
+
+def _with_config(start: Start, extras: Extras) -> Extras:
+    """Adds the model's ``config.json`` when this host has the model where the log says."""
+    told = start.facts.get("model_path") or start.facts.get("model_name") or start.flags.get("model_path")
+    file = find_model_config(str(told.value)) if told and told.value else None
+    if file is None:
+        return extras
+    try:
+        return replace(extras, model_facts=read_model_config(file), model_facts_source=str(file))
+    except KvyieldError:
+        return extras
