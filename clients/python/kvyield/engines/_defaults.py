@@ -1,8 +1,7 @@
 """Engines' own defaults of memory flags, by version, where they depend on nothing else.
 
-Read in the engines' sources. Between two versions that were read and differ, the default is unknown and stays absent. Used only
-when the engine printed all arguments that differ from their defaults.
-"""
+Read in the engines' sources. Between two versions that were read and differ, the default is unknown and stays absent.
+Used only when the engine printed all arguments that differ from their defaults."""
 
 from __future__ import annotations
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Literal, Protocol
+from typing import Literal
 
 from kvyield.engines._failures import Problems
 from kvyield.engines._prefix import UNKNOWN_YEAR, Record
@@ -15,24 +16,6 @@ from kvyield.engines._text import quote, source_of
 EXCERPT_LINES = 40
 
 Role = Literal["opens", "belongs"]
-
-
-class Engine(Protocol):
-    """One engine. A new engine is a module with such an object, listed in ``_engines.py``."""
-
-    name: str
-    openers: tuple[bytes, ...]
-    """Strings of which the first line worth reading of any start holds one; few and rare in a serving engine's output."""
-    ready: tuple[bytes, ...]
-    """Strings of which the last line of a start-up holds one, when it comes after the engine is as good as ready."""
-    hooks: tuple[bytes, ...]
-    """Strings of which every line worth reading while a start is under way holds one."""
-
-    def role(self, text: str) -> Role | None:
-        """Whether the line opens a start of this engine, or can only be this engine's, or could be anyone's."""
-
-    def reader(self, surroundings: Surroundings) -> StartReader:
-        """A reader for one start."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +47,9 @@ class Clock:
 
     @property
     def started_at(self) -> datetime | None:
-        """Aware, UTC; a stamp without a zone is taken as UTC, one without a year gets it from another stamp or the reference."""
+        """Aware, UTC; a stamp without a zone is taken as UTC, one without a year gets it from another stamp or the
+        reference.
+        """
         zoned = [moment for moment in self._first.values() if moment.tzinfo]
         dated = [moment for kind in ("own", "prefix") for moment in (self._first.get(kind),) if moment]
         if zoned:
@@ -104,8 +89,10 @@ class Clock:
         return (self._first[kind].tzinfo is None) == (self._ready[kind].tzinfo is None)
 
 
-class StartReader:
-    """Collects one start. Subclasses fill ``feed`` and ``conclude``; values are only ever set from a line that holds them."""
+class StartReader(ABC):
+    """Collects one start. Subclasses fill ``feed`` and ``conclude``; values are only ever set from a line that holds
+    them.
+    """
 
     def __init__(self, engine: str, surroundings: Surroundings) -> None:
         self.start = Start(engine=engine, outcome="unfinished")  # type: ignore[arg-type]  # engines are listed by name
@@ -123,17 +110,17 @@ class StartReader:
         """True when the start is over, well or badly: the next start-up line belongs to another start."""
         return self.announced or (self.problems.cause is not None and self.problems.cause.final)
 
+    @abstractmethod
     def belongs(self, record: Record) -> bool:
         """False when the line can only be of another start."""
-        raise NotImplementedError
 
+    @abstractmethod
     def feed(self, record: Record) -> None:
         """Take in one line."""
-        raise NotImplementedError
 
+    @abstractmethod
     def conclude(self) -> None:
         """Fill the measurements that need the whole start."""
-        raise NotImplementedError
 
     def note(self, record: Record) -> None:
         """Keep the line for the excerpt."""
@@ -151,6 +138,11 @@ class StartReader:
         """Set a measurement; negative figures are artefacts of memory that others gave back, and stay out."""
         if value is not None and value >= 0:
             self.start.measurements[name] = Sourced(value, source)
+
+    def take(self, name: str, value: Sourced | None) -> None:
+        """Set a measurement that was found with its source."""
+        if value is not None and isinstance(value.value, int | float):
+            self.measure(name, value.value, value.source)
 
     def finish(self) -> Start | None:
         """The start as far as it went; None when nothing was learned of it."""
@@ -180,6 +172,24 @@ class StartReader:
         for name, evidence in cause.evidence.items():
             place = self.start.measurements if name == "device_memory_gib" else self.start.failure
             place.setdefault(name, evidence)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine. A new engine is a module with such an object, listed in ``_engines.py``.
+
+    Of ``openers`` the first line worth reading of any start holds one; they are few, and rare in a serving engine's
+    output. Of ``ready`` the last line of a start-up holds one, when that comes after the engine is as good as ready. Of
+    ``hooks`` every line worth reading while a start is under way holds one. ``role`` says whether a line opens a start
+    of this engine, can only be this engine's, or could be anyone's; ``reader`` makes a reader for one start.
+    """
+
+    name: str
+    openers: tuple[bytes, ...]
+    ready: tuple[bytes, ...]
+    hooks: tuple[bytes, ...]
+    role: Callable[[str], Role | None]
+    reader: Callable[[Surroundings], StartReader]
 
 
 def source(record: Record) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvyield.engines._engine import Engine
-from kvyield.engines.sglang import Sglang
-from kvyield.engines.vllm import Vllm
+from kvyield.engines.sglang import SGLANG
+from kvyield.engines.vllm import VLLM
 
-ENGINES: tuple[Engine, ...] = (Sglang(), Vllm())
+ENGINES: tuple[Engine, ...] = (SGLANG, VLLM)

@@ -1,8 +1,7 @@
 """What went wrong with a start, told apart from tracebacks that did not matter.
 
-A problem is held until the start ends. Progress after it (the next milestone of the start, or served requests) shows that it did
-not stop the engine, and clears it, unless the engine itself said that it was going down.
-"""
+A problem is held until the start ends. Progress after it (the next milestone of the start, or served requests) shows
+that it did not stop the engine, and clears it, unless the engine itself said that it was going down."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import re
 from dataclasses import dataclass, field
 
 from kvyield.engines._start import Outcome, Phase, Sourced
-from kvyield.engines._text import quote, source_of
+from kvyield.engines._text import any_of, quote, source_of
 
 OUT_OF_MEMORY = re.compile(
     r"(?:torch\.(?:cuda\.)?)?OutOfMemoryError\b.{0,2000}|(?:CUDA|HIP|NPU|XPU|MUSA) out of memory.{0,2000}"
@@ -18,13 +17,22 @@ OUT_OF_MEMORY = re.compile(
     r"|HSA_STATUS_ERROR_OUT_OF_RESOURCES.{0,200}"
 )
 _EXCEPTION = re.compile(r"(?:^|[\]\s:])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)): (.{1,2000})")
-_DOWN = re.compile(
-    r"Scheduler hit an exception|EngineCore (?:failed to start|encountered a fatal error)|WorkerProc (?:hit an exception|failed to start)"
-    r"|Fatal Python error|Received sigquit from a child process|EngineDeadError|Capture (?:cuda|CUDA|piecewise|draft|target).{0,60} failed"
-    r"|Engine core (?:initialization failed|proc .{0,60} died)|Initialization failed\."
+_DOWN = any_of(
+    r"Scheduler hit an exception",
+    r"EngineCore (?:failed to start|encountered a fatal error)",
+    r"WorkerProc (?:hit an exception|failed to start|initialization failed)",
+    r"Engine core (?:initialization failed|proc .{0,60} died)",
+    r"EngineDeadError",
+    r"Fatal Python error",
+    r"Received sigquit from a child process",
+    r"Capture (?:cuda|CUDA|piecewise|draft|target).{0,60} failed",
 )
-_WRAPPER = re.compile(
-    r"Engine core initialization failed|Worker failed with error|WorkerProc initialization failed|EngineDeadError|See root cause"
+_WRAPPER = any_of(
+    r"Engine core initialization failed",
+    r"Worker failed with error",
+    r"WorkerProc initialization failed",
+    r"EngineDeadError",
+    r"See root cause",
 )
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|([\d.]+) GiB total capacity")
 
@@ -33,7 +41,9 @@ MILD, GENERIC, SPECIFIC = range(3)
 
 @dataclass
 class Problem:
-    """A problem in the engine's own words. ``weight`` decides which of several is the cause; ``final`` cannot be cleared."""
+    """A problem in the engine's own words. ``weight`` decides which of several is the cause; ``final`` cannot be
+    cleared.
+    """
 
     outcome: Outcome
     phase: Phase

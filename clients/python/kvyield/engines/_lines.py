@@ -1,8 +1,7 @@
 """From any source of lines to the few lines that can matter, at the speed of ``bytes.find``.
 
-A log of gigabytes holds a few hundred lines about starts. Chunks are searched for key strings as a whole, and only lines that
-hold one are cut out, so that the cost of an ordinary request line is a fraction of a microsecond.
-"""
+A log of gigabytes holds a few hundred lines about starts. Chunks are searched for key strings as a whole, and only
+lines that hold one are cut out, so that the cost of an ordinary request line is a fraction of a microsecond."""
 
 from __future__ import annotations
 
@@ -86,7 +85,9 @@ def _line_starts(chunk: bytes, begin: int, hooks: Hooks) -> list[int]:
 
 
 def chunks(lines: Iterable[bytes | str], *, follow: bool) -> Iterator[bytes]:
-    """Yield the source in pieces that end at a line's end, but perhaps the last. ``follow`` never waits for a second line."""
+    """Yield the source in pieces that end at a line's end, but perhaps the last. ``follow`` never waits for a second
+    line.
+    """
     reader: Any = getattr(lines, "read", None)
     if reader is not None and not follow and not hasattr(lines, "encoding"):
         yield from _whole_lines(iter(lambda: reader(CHUNK_BYTES), b""))

@@ -1,8 +1,7 @@
 """Reads Python reprs that engines print (``ServerArgs(...)``, dicts, nested configs) without ever evaluating them.
 
-A small recursive-descent reader: linear in the text, bounded in depth, and content with a text that was cut off: what was
-complete before the cut is kept.
-"""
+A small recursive-descent reader: linear in the text, bounded in depth, and content with a text that was cut off: what
+was complete before the cut is kept."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def scalar(value: Value) -> Scalar:
 def _collect(items: Iterator[tuple[str, Value]]) -> Fields:
     values: dict[str, Value] = {}
     try:
-        for name, value in items:
-            values[name] = value
+        values.update(items)
     except (_CutOffError, RecursionError):
         return Fields(values, complete=False)
     return Fields(values, complete=True)
@@ -118,7 +116,9 @@ def _keyword_fields(reader: _Reader, closer: str = ")") -> Iterator[tuple[str, V
 
 
 def _keyword_value(reader: _Reader, closer: str) -> Value:
-    """A value, or the bare text up to the next ``, name=``: some fields are printed with ``str`` rather than ``repr``."""
+    """A value, or the bare text up to the next ``, name=``: some fields are printed with ``str`` rather than
+    ``repr``.
+    """
     begin = reader.at
     bare = reader.take(_BARE)
     reader.at = begin
@@ -214,8 +214,7 @@ def _named(reader: _Reader) -> Value:
     if reader.peek() == "(":
         reader.at += 1
         return _call_arguments(reader)
-    word = name[0]
-    return _WORDS[word] if word in _WORDS else word
+    return _WORDS.get(name[0], name[0])
 
 
 def _call_arguments(reader: _Reader) -> Value:

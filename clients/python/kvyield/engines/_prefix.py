@@ -1,8 +1,7 @@
 """What stands around an engine's own line: journald, docker, compose, Kubernetes, Ray, colours, progress bars.
 
-Every prefix is optional and they nest in any order, so they are peeled one by one from the left. What is left is the engine's
-text; what was peeled tells the time and the stream (unit, container, pod) that the line belongs to.
-"""
+Every prefix is optional and they nest in any order, so they are peeled one by one from the left. What is left is the
+engine's text; what was peeled tells the time and the stream (unit, container, pod) that the line belongs to."""
 
 from __future__ import annotations
 
@@ -40,7 +39,9 @@ _PREFIXES = (
 
 @dataclass(frozen=True)
 class Record:
-    """One piece of an engine's output, free of prefixes. ``time`` is the outermost prefix's, aware only if it names a zone."""
+    """One piece of an engine's output, free of prefixes. ``time`` is the outermost prefix's, aware only if it names a
+    zone.
+    """
 
     number: int
     text: str
@@ -102,7 +103,9 @@ def _time(found: dict[str, str]) -> datetime | None:
 
 
 def parse_time(iso: str, zone: str | None = None) -> datetime | None:
-    """Read ``2026-11-29 12:19:17.123`` with an optional ``Z``, ``UTC`` or ``+01:00``; naive without one, None when impossible."""
+    """Read ``2026-11-29 12:19:17.123`` with an optional ``Z``, ``UTC`` or ``+01:00``; naive without one, None when
+    impossible.
+    """
     try:
         moment = datetime.fromisoformat(iso[:19].replace("T", " "))
     except ValueError:

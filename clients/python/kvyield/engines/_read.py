@@ -21,13 +21,13 @@ def read_starts(
 ) -> Iterator[Start]:
     """Yield every engine start that a log holds, in the order in which they end, in constant memory.
 
-    ``lines`` are lines of any prefix style, or a binary file, which is read in blocks. ``engine`` (``sglang``, ``vllm``,
-    ``tensorrt-llm``, ``lmdeploy``) reads all lines as that engine's; None finds it by the lines that only one engine prints.
-    ``reference_time`` places stamps without a year: they are taken as the last such date not after it by more than a day.
-    ``follow`` is for live sources: a start comes out when the engine says that it is ready, and once more if it dies later.
-    A start of which the source holds neither readiness nor failure nor a pool has the outcome ``unfinished``.
-    Raises ValueError for an engine that is not known; no content of a log raises.
-    """
+    ``lines`` are lines of any prefix style, or a binary file, which is read in blocks. ``engine`` (``sglang``,
+    ``vllm``, ``tensorrt-llm``, ``lmdeploy``) reads all lines as that engine's; None finds it by the lines that
+    only one engine prints. ``reference_time`` places stamps without a year: they are taken as the last such date
+    not after it by more than a day. ``follow`` is for live sources: a start comes out when the engine says that
+    it is ready, and once more if it dies later. A start of which the source holds neither readiness nor failure
+    nor a pool has the outcome ``unfinished``. Raises ValueError for an engine that is not known; no content of a
+    log raises."""
     engines = _chosen(engine)
     segmenter = Segmenter(engines, forced=engine is not None, reference_time=reference_time, follow=follow)
     for chunk in chunks(lines, follow=follow):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -65,12 +65,13 @@ class Segmenter:
         self._done: list[Session] = []
         self.scanner = Scanner(self._hooks)
         self._surroundings = Surroundings(reference_time, self.scanner.before)
-        openers = tuple(hook for engine in engines for hook in engine.openers)
-        ready = tuple(hook for engine in engines for hook in engine.ready)
-        self._idle: Hooks = (*openers, *FAILURE_HOOKS, ARRAY_MESSAGE)
-        self._almost: Hooks = (*ready, *openers, *FAILURE_HOOKS, ARRAY_MESSAGE)
-        self._busy: Hooks = tuple(dict.fromkeys(hook for engine in engines for hook in (*engine.hooks, *engine.openers, *engine.ready))) + (
-            *FAILURE_HOOKS, *SURVIVAL_HOOKS, ARRAY_MESSAGE)  # fmt: skip
+        always = (*FAILURE_HOOKS, ARRAY_MESSAGE)
+        openers = _unique(hook for engine in engines for hook in engine.openers)
+        ready = _unique(hook for engine in engines for hook in engine.ready)
+        hooks = _unique(hook for engine in engines for hook in engine.hooks)
+        self._idle: Hooks = (*openers, *always)
+        self._almost: Hooks = (*ready, *openers, *always)
+        self._busy: Hooks = _unique((*hooks, *ready, *openers, *SURVIVAL_HOOKS, *always))
         self._mode: Hooks = self._busy
 
     def _hooks(self) -> Hooks:
@@ -195,3 +196,7 @@ def _of_process(sessions: list[Session], pid: int | None) -> Session | None:
         return sessions[-1] if sessions else None
     older = [session for session in sessions if session.pid is not None and session.pid <= pid]
     return max(older, key=lambda session: session.pid or 0) if older else sessions[-1]
+
+
+def _unique(hooks: Iterable[bytes]) -> tuple[bytes, ...]:
+    return tuple(dict.fromkeys(hooks))

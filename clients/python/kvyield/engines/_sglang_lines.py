@@ -1,4 +1,6 @@
-"""SGLang's log lines as patterns, 0.4.3 to 0.5.23. Searched, never anchored: prefixes and progress bars may share the line."""
+"""SGLang's log lines as patterns, 0.4.3 to 0.5.23. Searched, never anchored: prefixes and progress bars may share the
+line.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import re
 from datetime import datetime
 
 from kvyield.engines._prefix import parse_time
+from kvyield.engines._text import any_of
 
 _STAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?)")
 _TAGS = re.compile(
@@ -17,6 +20,8 @@ FINAL = re.compile(
     r"max_total_num_tokens=(\d{1,18}), chunked_prefill_size=(-?\d{1,12}|None), max_prefill_tokens=(\d{1,12}), "
     r"max_running_requests=(\d{1,12}), context_len=(\d{1,12})\b(?:, available_gpu_mem=(-?\d+(?:\.\d+)?) GB)?"
 )
+BEGINS = re.compile(r"Load weight begin\.|Init torch distributed begin|Attention backend not ")
+NAMES = (("model_path", "model_name"), ("served_model_name", "served_model_name"), ("revision", "model_revision"))
 SHORT_FINAL = re.compile(r"^max_total_num_tokens=(\d{1,18})\s*$")
 FIRED_UP = "The server is fired up and ready to roll!"
 POOL = re.compile(
@@ -54,13 +59,28 @@ REFUSED_FRACTION = re.compile(r"mem[_-]fraction[_-]static=(0?\.\d{1,6}|1\.0)\b")
 EXHAUSTED = re.compile(r"(?:Prefill|Decode) out of memory\. .{0,300}")
 SERVED = re.compile(r"(?:Prefill|Decode) batch[.,\[ ]")
 
-MINE = re.compile(
-    r"(?:server_args=|SERVER_ARGS )(?:ServerArgs\(|\{)|Load weight (?:begin|end)\.|Init torch distributed|max_total_num_tokens=\d"
-    r"|(?<![A-Za-z])KV Cache is allocated\.|Memory pool end\.|SWAKVPool mem|Mamba Cache is allocated|DS[Vv]4 memory calculation"
-    r"|mem-fraction-static|Loaded weights leave no GPU|fired up and ready to roll|Scheduler hit an exception|Attention backend not "
-    r"|Capture .{1,60}? (?:begin|end)\. |EFFECTIVE max_total|KV pool sizing: |Memory profiling: available_gpu|Post-capture KV sizing"
-    r"|Using KV cache dtype: "
+MINE = any_of(
+    ARGS.pattern,
+    POOL.pattern,
+    r"Load weight (?:begin|end)\.",
+    r"Init torch distributed",
+    r"max_total_num_tokens=\d",
+    r"Memory pool end\.",
+    r"SWAKVPool mem",
+    r"Mamba Cache is allocated",
+    r"DS[Vv]4 memory calculation",
+    r"mem-fraction-static",
+    r"Loaded weights leave no GPU",
+    r"fired up and ready to roll",
+    r"Scheduler hit an exception",
+    r"Attention backend not ",
+    r"Capture .{1,60}? (?:begin|end)\. ",
+    r"EFFECTIVE max_total",
+    r"KV pool sizing: ",
+    r"Memory profiling: available_gpu",
+    r"Using KV cache dtype: ",
 )
+"""Lines that only SGLang prints."""
 
 
 def rank_of(text: str) -> str:

@@ -1,8 +1,8 @@
 """What SGLang's ranks print about their memory, kept per rank and summed up at the end.
 
-SGLang prints GiB and calls them GB. With a draft model every line comes twice per rank; sliding-window models have two pools;
-other lines speak of address space or of host memory. This module tells them apart by order and by the counts they carry.
-"""
+SGLang prints GiB and calls them GB. With a draft model every line comes twice per rank; sliding-window models have
+two pools; other lines speak of address space or of host memory. This module tells them apart by order and by the
+counts they carry."""
 
 from __future__ import annotations
 
@@ -60,6 +60,11 @@ class Ranks:
         firsts = [rank.pools[0] for rank in self._ranks.values() if rank.pools]
         return [Sourced(pool.tokens, pool.source) for pool in firsts if pool.tokens is not None]
 
+    def pool_counts(self) -> list[Sourced]:
+        """The counts on all pool lines of all ranks."""
+        pools = [pool for rank in self._ranks.values() for pool in rank.pools]
+        return [Sourced(pool.tokens, pool.source) for pool in pools if pool.tokens is not None]
+
     def of(self, name: str) -> Rank:
         """The rank of that name, made when new; past a bound all share one, so that noise cannot fill the memory."""
         if name not in self._ranks and len(self._ranks) >= MOST_RANKS:
@@ -73,7 +78,9 @@ class Ranks:
         rank.last_available = available or rank.last_available
 
     def load_ends(self, rank: Rank, text: str, source: str) -> None:
-        """Weights are loaded. What loads before the pool, a draft model too, is part of what the pool must fit beside."""
+        """Weights are loaded. What loads before the pool, a draft model too, is part of what the pool must fit
+        beside.
+        """
         available, usage = _available(text, source), USAGE.search(text)
         if available:
             rank.last_available = available
@@ -123,9 +130,9 @@ def _available(text: str, source: str) -> Sourced | None:
 def target_and_draft(rank: Rank, pool_tokens: int | None, *, ways: int) -> tuple[Sourced | None, Sourced | None]:
     """KV GiB of the target's pool and of the draft's, of one rank.
 
-    The target's pool comes first. When the first line holds another count than the engine's final one (and not its share under
-    ``ways``-fold context parallelism) while a later line holds it, the order proves nothing and both stay unknown.
-    """
+    The target's pool comes first. When the first line holds another count than the engine's final one (and not
+    its share under ``ways``-fold context parallelism) while a later line holds it, the order proves nothing and
+    both stay unknown."""
     pools = list(rank.pools)
     if rank.sliding_window is not None:
         return rank.sliding_window, None

@@ -14,8 +14,8 @@ _PREFILL = re.compile(
 def prompt_in_flight(lines: Iterable[bytes], chunk: int | None) -> int | None:
     """Tokens of the prompt whose chunks come last: at least what was sent to the engine of it, None when no line tells.
 
-    A chunk as long as the engine's chunk size is followed by the same prompt's next one; a shorter one ended its prompt.
-    """
+    A chunk as long as the engine's chunk size is followed by the same prompt's next one; a shorter one ended its
+    prompt."""
     total: int | None = None
     for line in reversed(list(lines)):
         match = _PREFILL.search(line.decode("utf-8", "replace"), 0, 4000)
@@ -23,11 +23,11 @@ def prompt_in_flight(lines: Iterable[bytes], chunk: int | None) -> int | None:
             continue
         sequences, new, cached, pending = int(match[1]), int(match[2]), int(match[3]), int(match[4] or 0)
         if total is None:
-            total = new + cached + pending
             if sequences != 1 or chunk is None or chunk <= 0:
-                return total if sequences == 1 else None
+                return new + cached + pending if sequences == 1 else None
+            total = new + cached + pending
             continue
-        if sequences != 1 or new < chunk or total >= 1 << 40:
+        if chunk is None or sequences != 1 or new < chunk or total >= 1 << 40:
             break
         total += new + cached
     return total

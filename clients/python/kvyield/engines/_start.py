@@ -26,10 +26,9 @@ class Start:
 
     ``flags`` uses the engine's own names, resolved; a value of None is a flag known to be off. ``measurements``
     and ``failure`` use the wire's names (``pool_tokens``, ``free_at_ready_gib``, ``phase``...). The outcome
-    ``unfinished`` never goes to the service: the source ends before the engine was ready or had failed. ``facts`` holds
-    what is not a flag: ``model_name``, ``model_revision``, ``engine_version``, ``engine_variant``, ``gpu``,
-    ``gpu_count``, ``gpu_memory_gib``, ``host`` and anything a later reader needs.
-    """
+    ``unfinished`` never goes to the service: the source ends before the engine was ready or had failed. ``facts``
+    holds what is not a flag: ``model_name``, ``model_revision``, ``engine_version``, ``engine_variant``, ``gpu``,
+    ``gpu_count``, ``gpu_memory_gib``, ``host`` and anything a later reader needs."""
 
     engine: Literal["sglang", "vllm", "tensorrt-llm", "lmdeploy"]
     outcome: Outcome

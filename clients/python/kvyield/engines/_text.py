@@ -7,8 +7,15 @@ import re
 LONGEST_QUOTE = 240
 LONGEST_MESSAGE = 600
 
+
+def any_of(*patterns: str) -> re.Pattern[str]:
+    """One pattern that matches what any of several does; the first of them wins."""
+    return re.compile("|".join(patterns))
+
+
 _SECRET = re.compile(
-    r"(?i)(['\"]?[\w\-]{0,40}(?:api[_\-]?key|token|secret|password|passwd|credential)[\w\-]{0,20}['\"]?\s{0,2}[=:]\s{0,2}|bearer )"
+    r"(?i)(['\"]?[\w\-]{0,40}(?:api[_\-]?key|token|secret|password|passwd|credential)[\w\-]{0,20}['\"]?"
+    r"\s{0,2}[=:]\s{0,2}|bearer )"
     r"('[^']{0,500}'?|\"[^\"]{0,500}\"?|\[[^\]]{0,500}\]?|[^\s,)&}]{1,500})"
 )
 _HARMLESS = re.compile(r"(?i)None\b|\d+\b|True\b|False\b|''|\[\]")

@@ -6,6 +6,7 @@ import re
 from datetime import datetime
 
 from kvyield.engines._prefix import UNKNOWN_YEAR
+from kvyield.engines._text import any_of
 
 Match = re.Match[str]
 
@@ -62,14 +63,16 @@ SERVED = re.compile(r"Avg prompt throughput: ")
 BAD_PROFILE = re.compile(r"Error in memory profiling\. .{0,300}")
 
 REFUSED_FREE = re.compile(
-    rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup is less than desired GPU memory utilization \((\d?\.\d+|\d), {_N} GiB\).{{0,200}}"
+    rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup is less than desired GPU memory utilization "
+    rf"\((\d?\.\d+|\d), {_N} GiB\).{{0,200}}"
 )
 REFUSED_LENGTH = re.compile(
-    r"To serve at least one request with the models?'s? ?(?:models?'s)? ?max seq len \((\d{1,12})\), \(?([\d.]{1,12}) GiB KV "
-    r".{0,100}?memory \((-?[\d.]{1,12}) GiB\).{0,500}"
+    r"To serve at least one request with the models?'s? ?(?:models?'s)? ?max seq len \((\d{1,12})\), "
+    r"\(?([\d.]{1,12}) GiB KV .{0,100}?memory \((-?[\d.]{1,12}) GiB\).{0,500}"
 )
 REFUSED_STORED = re.compile(
-    r"The model's max seq len \((\d{1,12})\) is larger than the maximum number of tokens that can be stored in KV cache \((\d{1,18})\).{0,300}"
+    r"The model's max seq len \((\d{1,12})\) is larger than the maximum number of tokens that can be stored in KV cache "
+    r"\((\d{1,18})\).{0,300}"
 )
 REFUSED_PLAIN = re.compile(
     r"No available memory for the cache blocks.{0,300}|Cannot auto-fit max_model_len: .{0,300}"
@@ -79,16 +82,23 @@ REFUSED_PLAIN = re.compile(
 WARM_UP = re.compile(r"(?:CUDA )?out of memory occurred when warming up (?:sampler|pooler).{0,300}")
 PROMPT_LENGTH = re.compile(r"prompt_token_ids_len=(\d{1,12})\b")
 
-MINE = re.compile(
-    r"non-default args: \{|args: (?:argparse\.)?Namespace\(|LLM engine(?: \(v[^)]{1,60}\))? with config: |vLLM (?:API )?server version"
-    r"|Model loading took|Loading model weights took|gpu_memory_utilization|model weights take|reserved for KV Cache|# \w{2,8} blocks: "
-    r"|vLLM instance can use|Available KV cache memory|KV cache size: [\d,]+ tokens|Maximum concurrency for|Graph capturing finished"
-    r"|CUDA graph memory profiling|Estimated CUDA graph memory|Desired GPU memory utilization|desired GPU memory utilization"
-    r"|kv_cache_memory_bytes|num_gpu_blocks_override|init engine \(profile|EngineCore|WorkerProc|To serve at least one request with the model"
-    r"|No available memory for the cache blocks|No available shared memory broadcast block|Starting vLLM|KV Cache: \d|CUDA graph pool memory"
-    r"|Setting attention block size to \d+ tokens|padding layers, may waste|Using max model len|Chunked prefill is enabled with max_num"
-    r"|when warming up sampler|max_model_len"
+MINE = any_of(
+    r"non-default args: \{",
+    r"args: (?:argparse\.)?Namespace\(",
+    r"LLM engine(?: \(v[^)]{1,60}\))? with config: ",
+    r"vLLM (?:API )?server version|Starting vLLM|vLLM instance can use",
+    r"Model loading took|Loading model weights took|model weights take",
+    r"gpu_memory_utilization|[Dd]esired GPU memory utilization",
+    r"reserved for KV Cache|# \w{2,8} blocks: |KV Cache: \d",
+    r"Available KV cache memory|KV cache size: [\d,]{1,24} tokens|Maximum concurrency for",
+    r"Graph capturing finished|CUDA graph memory profiling|Estimated CUDA graph memory|CUDA graph pool memory",
+    r"kv_cache_memory_bytes|num_gpu_blocks_override",
+    r"init engine \(profile|EngineCore|WorkerProc|when warming up sampler",
+    r"To serve at least one request with the model|No available memory for the cache blocks",
+    r"No available shared memory broadcast block|Setting attention block size to \d|padding layers, may waste",
+    r"Using max model len|max_model_len|Chunked prefill is enabled with max_num",
 )
+"""Lines that only vLLM prints."""
 
 
 def own_time(text: str) -> datetime | None:

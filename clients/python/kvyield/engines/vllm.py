@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvyield.engines import _vllm_lines as lines
 from kvyield.engines._defaults import vllm_default
-from kvyield.engines._engine import Role, StartReader, Surroundings, source
+from kvyield.engines._engine import Engine, Role, StartReader, Surroundings, source
 from kvyield.engines._failures import SPECIFIC, Problem
 from kvyield.engines._literals import Fields, Value, call_fields, dict_fields, scalar
 from kvyield.engines._prefix import Record
@@ -29,7 +29,9 @@ class VllmReader(StartReader):
         self.last_prompt: int | None = None
 
     def belongs(self, record: Record) -> bool:
-        """False for an opening line once the start is over, or when its like was seen and the weights were loaded since."""
+        """False for an opening line once the start is over, or when its like was seen and the weights were loaded
+        since.
+        """
         kind = _opening(record.text)
         if kind is None:
             return True
@@ -172,7 +174,7 @@ class VllmReader(StartReader):
     def _read_graphs(self, record: Record, text: str) -> bool:
         return self.memory.graphs(record, text)
 
-    def _read_ready(self, record: Record, text: str) -> bool:
+    def _read_ready(self, _record: Record, text: str) -> bool:
         if lines.ENGINE_READY.search(text):
             self.started = self.announced = True
         elif lines.SERVING.search(text):
@@ -275,25 +277,22 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
 )
 
 
-class Vllm:
-    """vLLM."""
+def _role(text: str) -> Role | None:
+    short = text[:LONGEST_LINE]
+    if _opening(short):
+        return "opens"
+    return "belongs" if lines.MINE.search(short) else None
 
-    name = "vllm"
-    openers = (b"non-default args", b" with config: ", b"args: Namespace", b"KV cache size: ")
-    ready = (b"startup complete",)
-    hooks = (
-        b"LLM ", b"GiB", b" GB", b" blocks", b"num_gpu_blocks", b"KV cache size", b"Maximum concurrency", b"max_num_batched_tokens",
-        b"max model len", b"max_model_len", b"init engine", b"padding layers", b"attention block size", b"shared memory broadcast",
-        b"GPU memory", b"prompt_token_ids_len",
-    )  # fmt: skip
 
-    def role(self, text: str) -> Role | None:
-        """``opens`` for a line with the arguments or the config, ``belongs`` for lines that only vLLM prints."""
-        short = text[:LONGEST_LINE]
-        if _opening(short):
-            return "opens"
-        return "belongs" if lines.MINE.search(short) else None
-
-    def reader(self, surroundings: Surroundings) -> VllmReader:
-        """A reader for one start."""
-        return VllmReader(surroundings)
+VLLM = Engine(
+    name="vllm",
+    openers=(b"non-default args", b" with config: ", b"args: Namespace", b"KV cache size: "),
+    ready=(b"startup complete",),
+    hooks=(
+        *(b"LLM ", b"GiB", b" GB", b" blocks", b"num_gpu_blocks", b"KV cache size", b"Maximum concurrency"),
+        *(b"max_num_batched_tokens", b"max model len", b"max_model_len", b"init engine", b"padding layers"),
+        *(b"attention block size", b"shared memory broadcast", b"GPU memory", b"prompt_token_ids_len"),
+    ),
+    role=_role,
+    reader=VllmReader,
+)
