@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import hypot, inf, sqrt
 
-from kvyield_server.domain.deployment import agrees, deployment_key, differing_fields
+from kvyield_server.domain.deployment import Key, agrees, deployment_key, differing_fields, key_fields
 from kvyield_server.domain.devices import MemoryFigure
+from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LinePosterior
 from kvyield_server.domain.scalars import as_number
 from kvyield_server.domain.student import StudentT
-from kvyield_server.domain.token_cost import token_cost
+from kvyield_server.domain.token_cost import TokenCost, token_cost
 
 GIB = float(2**30)
 DISCRETE_NOISE = 0.0002
@@ -65,7 +67,7 @@ class Ratio:
         return StudentT(self.value, abs(self.value) * self.relative_sd, inf)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class CapacityLine:
     """The fitted line of one deployment.
 
@@ -143,15 +145,30 @@ class CapacityLine:
         slope = self.slope
         return gib * slope.loc / self.base.gib if slope is not None and self.base is not None else 0.0
 
+    @cached_property
+    def _key(self) -> Key:
+        """The deployment's key; a KV dtype that nothing names is the engine's own choice."""
+        return {"kv_dtype": "auto", **deployment_key(self.model, self.engine, self.flags, self.gpu_count)}
+
+    @cached_property
+    def _cost(self) -> TokenCost | None:
+        """What a token costs by the model's config under the deployment's own flags."""
+        return token_cost(self.model.facts, self.engine, self.flags, self.gpu_count)
+
+    @cached_property
+    def _key_flags(self) -> frozenset[str]:
+        """The flags that the key is read from."""
+        fields = key_fields(self.engine.name, is_hybrid=read_shape(self.model.facts).is_hybrid)
+        return frozenset(name for names in fields.values() for name in names)
+
     def _change(self, flags: Flags) -> Change:
         """Return what the differences between these flags and the deployment's do to the line."""
-        if _only_fraction(self.flags, flags, FRACTION_FLAG[self.engine.name]):
+        if not any(name in self._key_flags and self.flags.get(name, ...) != value for name, value in flags.items()):
             return NO_CHANGE
-        own = deployment_key(self.model, self.engine, self.flags, self.gpu_count)
         asked = deployment_key(self.model, self.engine, flags, self.gpu_count)
-        if agrees(own, asked):
+        if agrees(self._key, asked):
             return NO_CHANGE
-        changed = differing_fields(own, asked)
+        changed = differing_fields(self._key, asked)
         shift = max(SHIFT_SD_GIB.get(field, UNKNOWN_SHIFT_SD_GIB) for field in changed)
         return Change(self._cost_ratio(flags, changed), shift, self._weight_shift(flags, changed))
 
@@ -159,7 +176,7 @@ class CapacityLine:
         """Return tokens at the asked flags over tokens at the deployment's, for the same memory."""
         if not changed & {"kv_dtype", "tp", "dp", "dp_attention", "pp", "dcp", "speculation", "draft"}:
             return Ratio(1.0, 0.0)
-        before = token_cost(self.model.facts, self.engine, self.flags, self.gpu_count)
+        before = self._cost
         after = token_cost(self.model.facts, self.engine, flags, self.gpu_count)
         if before is None or after is None:
             return _dtype_ratio(self.flags, flags) if changed <= {"kv_dtype"} else Ratio(1.0, 0.5)

@@ -12,8 +12,9 @@ from kvyield_server.domain.headroom import LogNormal
 from kvyield_server.domain.observation import Flags, Scalar
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.solution import Case, Solution, Trial, solve
+from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.token_cost import kv_element_bytes, speculation
-from kvyield_server.domain.window import Need, PoolAt, fraction_of, memory_probability
+from kvyield_server.domain.window import HIGHEST_STEP, Need, fraction_of, memory_probability, sure_tokens
 
 _DEFAULT_REQUESTS = 256
 _LEAST_GAIN = 1e-4
@@ -32,11 +33,9 @@ def levers(case: Case, solution: Solution) -> tuple[Lever, ...]:
     """Return the levers that gain tokens, memory or probability, best gain of joint probability per cost first."""
     ranked: list[tuple[float, float, Lever]] = []
     for candidate in _candidates(case, solution):
-        lever = _evaluated(case, solution, candidate)
-        if lever is None:
-            continue
-        gained = lever.joint - (solution.joint or 0.0)
-        if gained > _LEAST_GAIN or lever.gain_tokens > 0 or lever.gain_gib >= 0.05:
+        lever, joint = _evaluated(case, solution, candidate)
+        gained = joint - (solution.joint or 0.0)
+        if lever is not None and (gained > _LEAST_GAIN or lever.gain_tokens > 0 or lever.gain_gib >= 0.05):
             ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
     ranked.sort(key=lambda item: item[:2], reverse=True)
     shorter = _shorter_target(case, solution)
@@ -50,14 +49,15 @@ def _candidates(case: Case, solution: Solution) -> Iterator[_Candidate]:
     if case.fraction_flag in case.held and solution.lowest is not None:
         raised: dict[str, Scalar] = {case.fraction_flag: fraction_of(solution.lowest)}
         yield _Candidate(raised, "none beyond the memory that it takes: a raised fraction instead of the one held", 1.0)
-    for key, floor, cost, weight in (
-        (names.requests, max(case.question.concurrent, 1), "fewer requests run at the same time", 1.0),
-        (names.chunk, 1024, "slower prefill: the prompt is worked through in smaller chunks", 1.2),
-        (names.graph_batch, 8, "batches above the limit decode without graphs, and slower", 1.5),
+    for key, floor, shrink, cost, weight in (
+        (names.requests, max(case.question.concurrent, 1), 4, "fewer requests run at the same time", 1.0),
+        (names.chunk, 1024, 2, "slower prefill: the prompt is worked through in smaller chunks", 1.2),
+        (names.graph_batch, 8, 4, "batches above the limit decode without graphs, and slower", 1.5),
     ):
-        halved = _halved(flags, key, floor)
-        if halved is not None and key is not None and key not in case.held:
-            yield _Candidate({key: halved}, cost, weight)
+        reduced = _reduced(flags, key, floor, shrink)
+        useless = key == names.chunk and case.fit.prompt_need.latent
+        if reduced is not None and key is not None and key not in case.held and not useless:
+            yield _Candidate({key: reduced}, cost, weight)
     yield from _costlier(case, flags)
 
 
@@ -81,36 +81,37 @@ def _kv_bytes(case: Case, flags: Flags) -> float:
     return kv_element_bytes(flags, case.fit.capacity.model.facts)
 
 
-def _halved(flags: Flags, key: str | None, floor: int) -> int | None:
+def _reduced(flags: Flags, key: str | None, floor: int, shrink: int) -> int | None:
     value = positive(flags, key)
-    return max(floor, value // 2) if value is not None and value > floor else None
+    return max(floor, value // shrink) if value is not None and value > floor else None
 
 
-def _evaluated(case: Case, solution: Solution, candidate: _Candidate) -> Lever | None:
-    """Return the lever: gains at the advised fraction, joint probability at its own best fraction."""
+def _evaluated(case: Case, solution: Solution, candidate: _Candidate) -> tuple[Lever | None, float]:
+    """Return the lever and its joint probability: gains at the advised fraction, the joint at its own best one."""
     raises = case.fraction_flag in candidate.flags
     trial = solution.trial if raises else case.under({**solution.flags, **candidate.flags})
-    best = solve(_unheld(case) if raises else case, trial)
+    best = solve(_unheld(case) if raises else case, trial, solution.lowest)
     if best is None:
-        return None
-    fraction = fraction_of(best.step if raises else solution.step)
-    pool = trial.pool.pool(fraction) or best.pool
+        return None, 0.0
+    step = best.step if raises else solution.step
+    pool = trial.pool_at(step) or best.pool
     joint = (best.joint or 0.0) if best.binding is None else 0.0
-    return Lever(
+    lever = Lever(
         flags={**candidate.flags, case.fraction_flag: best.flags[case.fraction_flag]},
         gain_tokens=round(pool.loc - solution.pool.loc),
-        gain_gib=round(_headroom_gain(solution, trial, fraction, best.need), 2),
+        gain_gib=round(_headroom_gain(solution, trial, step, best.need), 2),
         joint=round(joint, 3),
         cost=candidate.cost,
     )
+    return lever, joint
 
 
 def _unheld(case: Case) -> Case:
     return replace(case, held={key: value for key, value in case.held.items() if key != case.fraction_flag})
 
 
-def _headroom_gain(solution: Solution, trial: Trial, fraction: float, need: Need) -> float:
-    free = trial.free.at_ready(fraction)
+def _headroom_gain(solution: Solution, trial: Trial, step: float, need: Need) -> float:
+    free = trial.free_at(step)
     if free is None or solution.free is None:
         return 0.0
     return (free.loc - _middle(need)) - (solution.free.loc - _middle(solution.need))
@@ -124,40 +125,60 @@ def _shorter_target(case: Case, solution: Solution) -> Lever | None:
     """Return the longest prompt that the same flags would hold with the asked confidence, as the last resort."""
     if solution.meets(case.question.confidence) or solution.free is None or solution.binding == "context_length":
         return None
-    low, high = 0, int(min(solution.step, solution.cap)) + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if _survives(case, solution, middle) else (low, middle)
-    tokens = min(_target_held(case, solution, low), case.question.target_tokens)
-    pool, free = solution.trial.pool.pool(fraction_of(low)), solution.trial.free.at_ready(fraction_of(low))
+    step = _longest_surviving(case, solution)
+    pool, free = solution.trial.pool_at(step), solution.trial.free_at(step)
+    tokens = min(_target_held(case, solution, pool), case.question.target_tokens)
     if tokens < 1 or pool is None or free is None:
         return None
     need = case.need(solution.trial, tokens)
     return Lever(
-        flags={case.fraction_flag: fraction_of(low)},
+        flags={case.fraction_flag: fraction_of(step)},
         gain_tokens=round(pool.loc - solution.pool.loc),
-        gain_gib=round(_headroom_gain(solution, solution.trial, fraction_of(low), need), 2),
+        gain_gib=round(_headroom_gain(solution, solution.trial, step, need), 2),
         joint=round(memory_probability(free, need) * case.question.confidence, 3),
         cost=f"a lower target: prompts of up to {_round_down(tokens):,} tokens, not {case.question.target_tokens:,}",
     )
 
 
-def _survives(case: Case, solution: Solution, step: int) -> bool:
-    """Tell whether the longest prompt that the pool holds at a step also finds its memory, with the confidence."""
-    tokens = _target_held(case, solution, step)
-    free = solution.trial.free.at_ready(fraction_of(step))
-    if free is None:
-        return False
-    return memory_probability(free, case.need(solution.trial, max(1, tokens))) >= case.question.confidence
+def _longest_surviving(case: Case, solution: Solution) -> int:
+    """Return the largest step at which the longest prompt that the pool holds also finds its memory.
+
+    Between an empty pool and the advised step, both lines are straight: two steps stand for all.
+    """
+    low, high = _emptiest(solution), int(min(solution.step, solution.cap)) + 1
+    trial, first, last = solution.trial, low, high
+    pools, frees = (trial.pool_at(low), trial.pool_at(high)), (trial.free_at(low), trial.free_at(high))
+    while high - low > 1:
+        middle = (low + high) // 2
+        share = (middle - first) / (last - first)
+        free, tokens = _between(frees, share), _target_held(case, solution, _between(pools, share))
+        survives = free is not None and memory_probability(free, case.need(trial, max(1, tokens)))
+        low, high = (middle, high) if survives and survives >= case.question.confidence else (low, middle)
+    return low
 
 
-def _target_held(case: Case, solution: Solution, step: int) -> int:
-    """Return the longest prompt that the pool at a step holds with the confidence, reply and other requests beside."""
-    pool_at = PoolAt(lambda at: solution.trial.pool.pool(fraction_of(at)), 0)
-    tokens = pool_at.margin(max(1, step), case.question.confidence) / -(
-        -case.question.concurrent // solution.trial.ranks
-    )
-    return max(0, int(tokens) - max(case.question.reply_tokens, SGLANG_RESERVED_TOKENS))
+def _emptiest(solution: Solution) -> int:
+    """Return a step below which the pool is about empty."""
+    pool, full = solution.pool.loc, solution.trial.pool_at(HIGHEST_STEP)
+    if full is None or full.loc <= pool or solution.step >= HIGHEST_STEP:
+        return 0
+    return max(0, int(solution.step - pool * (HIGHEST_STEP - solution.step) / (full.loc - pool)))
+
+
+def _between(ends: tuple[StudentT | None, StudentT | None], share: float) -> StudentT | None:
+    low, high = ends
+    if low is None or high is None:
+        return None
+    loc, scale = low.loc + share * (high.loc - low.loc), low.scale + share * (high.scale - low.scale)
+    return StudentT(loc, scale, min(low.df, high.df))
+
+
+def _target_held(case: Case, solution: Solution, pool: StudentT | None) -> int:
+    """Return the longest prompt that a pool holds with the confidence, reply and other requests beside."""
+    if pool is None:
+        return 0
+    each = sure_tokens(pool, case.question.confidence) / -(-case.question.concurrent // solution.trial.ranks)
+    return max(0, int(each) - max(case.question.reply_tokens, SGLANG_RESERVED_TOKENS))
 
 
 def _round_down(tokens: int) -> int:

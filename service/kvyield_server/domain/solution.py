@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvyield_server.domain.answers import FitSummary, Question
@@ -13,8 +13,9 @@ from kvyield_server.domain.free_memory import FreeMemoryAlong, FreeMemoryLine
 from kvyield_server.domain.headroom import PromptNeed, PromptNeedUnder
 from kvyield_server.domain.memory_failures import counts_against, highest_survivable_step
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Scalar
-from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.parallel import DATA
 from kvyield_server.domain.request_table import PoolAlong
+from kvyield_server.domain.scalars import as_count, first_given
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.window import (
     HIGHEST_STEP,
@@ -84,7 +85,7 @@ class Case:
             flags=flags,
             pool=pool,
             free=self.fit.free_memory.along(flags, pool),
-            ranks=parallel_layout(flags, 1).data,
+            ranks=as_count(first_given(flags, *DATA)) or 1,
             needs=self.fit.prompt_need.under(flags),
         )
 
@@ -103,6 +104,20 @@ class Trial:
     free: FreeMemoryAlong
     ranks: int
     needs: PromptNeedUnder
+    pools: dict[float, StudentT | None] = field(default_factory=dict)
+    frees: dict[float, StudentT | None] = field(default_factory=dict)
+
+    def pool_at(self, step: float) -> StudentT | None:
+        """Return the pool at a step on the grid of fractions."""
+        if step not in self.pools:
+            self.pools[step] = self.pool.pool(fraction_of(step))
+        return self.pools[step]
+
+    def free_at(self, step: float) -> StudentT | None:
+        """Return free memory at ready at a step on the grid of fractions."""
+        if step not in self.frees:
+            self.frees[step] = self.free.at_ready(fraction_of(step))
+        return self.frees[step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,13 +176,14 @@ def running_flags(fit: YieldModel) -> Flags:
     return fit.running.flags if fit.running else fit.capacity.flags
 
 
-def solve(case: Case, trial: Trial) -> Solution | None:
+def solve(case: Case, trial: Trial, hint: int | None = None) -> Solution | None:
     """Return the best fraction under the trial's flags, or None when the pool cannot be predicted.
 
     The smallest fraction that holds the target with the asked confidence; where that is out of reach, the largest that
     leaves memory and still holds the target more likely than not; where there is none, ``binding`` says why.
+    ``hint`` is a step that likely answers.
     """
-    solution = _solve(case, trial)
+    solution = _solve(case, trial, hint)
     if solution is None or case.engine is not EngineName.VLLM or NAMES[case.engine].context in case.held:
         return solution
     admitted = positive(trial.flags, NAMES[case.engine].context)
@@ -186,20 +202,20 @@ def highest_step(case: Case, solution: Solution) -> int | None:
     wanted = probit(case.question.confidence)
 
     def margin(step: int) -> float:
-        free = solution.trial.free.at_ready(fraction_of(step))
+        free = solution.trial.free_at(step)
         return -1.0 if free is None else probit(memory_probability(free, solution.need)) - wanted
 
     last = last_step(margin, solution.lowest)
     return None if last is None else min(last, solution.cap)
 
 
-def _solve(case: Case, trial: Trial) -> Solution | None:
+def _solve(case: Case, trial: Trial, hint: int | None = None) -> Solution | None:
     needed = _needed(case, trial.ranks)
-    pool_at = PoolAt(lambda step: trial.pool.pool(fraction_of(step)), needed)
-    if pool_at.pool(HIGHEST_STEP) is None:
+    pool_at = PoolAt(trial.pool_at, needed)
+    if trial.pool_at(hint or HIGHEST_STEP) is None:
         return None
     cap, death = highest_survivable_step(case.engine, trial.flags, case.deaths)
-    lowest = pool_at.lowest_step(case.question.confidence)
+    lowest = pool_at.lowest_step(case.question.confidence, hint)
     step, binding = _chosen(case, trial, pool_at, lowest, cap)
     fraction = fraction_of(step)
     pool, free, need = (
@@ -212,7 +228,7 @@ def _solve(case: Case, trial: Trial) -> Solution | None:
     memory = None if free is None else memory_probability(free, need)
     return Solution(
         trial=trial,
-        flags={**trial.flags, case.fraction_flag: fraction},
+        flags={**trial.flags, case.fraction_flag: fraction_of(step)},
         step=step,
         needed_tokens=needed,
         pool=pool,
@@ -241,7 +257,7 @@ def _chosen(case: Case, trial: Trial, pool_at: PoolAt, lowest: int | None, cap: 
     if held is not None:
         return held * 1000.0, "out_of_memory" if held * 1000.0 > cap + 0.5 else None
     if lowest is not None and lowest <= cap:
-        free = trial.free.at_ready(fraction_of(lowest))
+        free = trial.free_at(lowest)
         if free is None or free.loc >= 0.0:
             return lowest, None
     roomiest = _last_with_memory(case, trial)
@@ -259,7 +275,7 @@ def _last_with_memory(case: Case, trial: Trial) -> int:
     steady = case.under({**trial.flags, context: case.held.get(context, case.running_context)})
 
     def margin(step: int) -> float:
-        free = steady.free.at_ready(fraction_of(step))
+        free = steady.free_at(step)
         return 1.0 if free is None else free.loc
 
     return last_step(margin, 1) or 1

@@ -62,6 +62,11 @@ def _student_quantile(df: float, probability: float) -> float:
     return float(ndtri(probability) if isinf(df) else stdtrit(df, probability))
 
 
+def sure_tokens(pool: StudentT, confidence: float) -> float:
+    """Return the tokens that the pool exceeds with ``confidence``."""
+    return pool.loc + pool.scale * _student_quantile(pool.df, 1.0 - confidence)
+
+
 @dataclass(frozen=True, slots=True)
 class PoolAt:
     """The pool as a function of the step on the grid of fractions, with the tokens asked of it."""
@@ -79,38 +84,58 @@ class PoolAt:
         pool = self.pool(step)
         if pool is None:
             return -1e30
-        return pool.loc + pool.scale * _student_quantile(pool.df, 1.0 - confidence) - self.needed_tokens
+        return sure_tokens(pool, confidence) - self.needed_tokens
 
-    def lowest_step(self, confidence: float) -> int | None:
-        """Return the smallest step at which the pool holds what is needed with ``confidence``, or None."""
+    def lowest_step(self, confidence: float, hint: int | None = None) -> int | None:
+        """Return the smallest step at which the pool holds what is needed with ``confidence``, or None.
+
+        ``hint`` is a likely answer: it is tried first.
+        """
+        if hint is not None and self.margin(hint, confidence) >= 0.0 > self.margin(hint - 1, confidence):
+            return hint
         return _first_step(lambda step: self.margin(step, confidence))
 
 
 def _first_step(margin: Callable[[int], float]) -> int | None:
     """Return the smallest step at which a function that rises nearly in a straight line is not negative."""
-    low, high = 1, HIGHEST_STEP
-    if (at_high := margin(high)) < 0.0:
+    bracket = _Bracket(1, margin(1), HIGHEST_STEP, margin(HIGHEST_STEP))
+    if bracket.at_high < 0.0:
         return None
-    if (at_low := margin(low)) >= 0.0:
-        return low
-    while high - low > 1:
-        guess = low + (high - low) * -at_low / (at_high - at_low) if at_high > at_low else 0.5 * (low + high)
-        step = min(high - 1, max(low + 1, ceil(guess - 1e-9)))
-        for trial in (step, step - 1):
-            if not low < trial < high:
-                continue
-            value = margin(trial)
-            if value >= 0.0:
-                high, at_high = trial, value
-            else:
-                low, at_low = trial, value
-        if high - low > 1:
-            middle = (low + high) // 2
-            value = margin(middle)
-            low, at_low, high, at_high = (
-                (low, at_low, middle, value) if value >= 0.0 else (middle, value, high, at_high)
-            )
-    return high
+    if bracket.at_low >= 0.0:
+        return bracket.low
+    while bracket.is_open:
+        guess = bracket.secant()
+        for step in (guess, guess - 1, None):
+            trial = (bracket.low + bracket.high) // 2 if step is None else step
+            if bracket.low < trial < bracket.high:
+                bracket.narrow(trial, margin(trial))
+    return bracket.high
+
+
+@dataclass(slots=True)
+class _Bracket:
+    """Steps between which a rising function crosses zero."""
+
+    low: int
+    at_low: float
+    high: int
+    at_high: float
+
+    @property
+    def is_open(self) -> bool:
+        return self.high - self.low > 1
+
+    def secant(self) -> int:
+        """Return the step at which a straight line through both ends is first not negative."""
+        rise = self.at_high - self.at_low
+        share = -self.at_low / rise if isfinite(rise) and rise > 0.0 else 0.5
+        return min(self.high - 1, max(self.low + 1, ceil(self.low + (self.high - self.low) * share - 1e-9)))
+
+    def narrow(self, step: int, value: float) -> None:
+        if value >= 0.0:
+            self.high, self.at_high = step, value
+        else:
+            self.low, self.at_low = step, value
 
 
 def last_step(margin: Callable[[int], float], start: int) -> int | None:
