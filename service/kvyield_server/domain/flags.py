@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Flags, Scalar
@@ -103,12 +104,16 @@ _SPELLED = {(EngineName.TENSORRT_LLM, "free_gpu_memory_fraction"): "--kv_cache_f
 
 def translated(engine: EngineName, flags: Flags) -> dict[str, Scalar]:
     """Return ``flags`` under the engine's own names: another engine's name for the same role becomes this engine's."""
+    aliases = _aliases(engine)
+    return {aliases.get(key, key): value for key, value in flags.items()}
+
+
+@lru_cache(maxsize=len(EngineName))
+def _aliases(engine: EngineName) -> Mapping[str, str]:
     own = NAMES[engine]
-    mine = {getattr(own, role) for role in _ROLES}
-    aliases = {
-        getattr(names, role): getattr(own, role) for names in NAMES.values() for role in _ROLES if getattr(own, role)
-    }
-    return {key if key in mine else aliases.get(key, key): value for key, value in flags.items()}
+    roles = [role for role in _ROLES if getattr(own, role)]
+    others = {getattr(names, role): getattr(own, role) for names in NAMES.values() for role in roles}
+    return {**others, **{getattr(own, role): getattr(own, role) for role in roles}}
 
 
 def number(flags: Flags, key: str | None) -> float | None:

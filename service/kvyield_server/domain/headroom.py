@@ -25,8 +25,9 @@ from kvyield_server.domain.observation import (
     Outcome,
     Verification,
 )
-from kvyield_server.domain.parallel import TENSOR, parallel_layout
-from kvyield_server.domain.scalars import any_named
+from kvyield_server.domain.parallel import TENSOR
+from kvyield_server.domain.request_table import attention_ranks
+from kvyield_server.domain.scalars import any_named, as_count, first_given
 
 _GROWTH, _GROWTH_SD = 1.5, 0.5
 _BEYOND_LOG_SD = 0.4
@@ -110,7 +111,8 @@ class PromptNeed:
     def _heads_per_gpu(self, flags: Flags) -> float:
         if self.attention_heads is None or not any_named(flags, *TENSOR):
             return 16.0
-        return max(1.0, self.attention_heads / parallel_layout(flags, 1).attention_tensor)
+        ways = as_count(first_given(flags, *TENSOR)) or 1
+        return max(1.0, self.attention_heads / max(1, ways // attention_ranks(flags)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.observation import EngineName, Flags
-from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.parallel import DATA, DATA_ATTENTION
+from kvyield_server.domain.scalars import as_count, first_given, is_on
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.token_cost import speculation
 
@@ -49,7 +50,11 @@ def request_table(engine: EngineName, flags: Flags, model_context_tokens: int | 
     if engine is not EngineName.SGLANG:
         return RequestTable(None, None)
     names = NAMES[engine]
-    layout = parallel_layout(flags, 1)
     requests = positive(flags, names.requests) or (SPECULATIVE_REQUESTS if speculation(flags) else None)
     context = positive(flags, names.context) or model_context_tokens
-    return RequestTable(context, requests, layout.data if layout.data_attention else 1)
+    return RequestTable(context, requests, attention_ranks(flags))
+
+
+def attention_ranks(flags: Flags) -> int:
+    """Return into how many data-parallel groups one model's attention is split."""
+    return as_count(first_given(flags, *DATA)) or 1 if is_on(first_given(flags, *DATA_ATTENTION)) else 1

@@ -34,9 +34,13 @@ def memory_probability(free: StudentT, need: Need) -> float:
         return need.cdf(free.loc)
     if need.median_gib * need.log_sd < free.scale:
         z = (free.loc - need.median_gib * np.exp(need.log_sd * _NORMAL_NODES)) / free.scale
-        return float(np.mean(ndtr(z) if isinf(free.df) else stdtr(free.df, z)))
+        return _mean(ndtr(z) if isinf(free.df) else stdtr(free.df, z))
     free_gib = np.maximum(free.loc + free.scale * _student_nodes(free.df), 1e-9)
-    return float(np.mean(ndtr(np.log(free_gib / need.median_gib) / need.log_sd)))
+    return _mean(ndtr(np.log(free_gib / need.median_gib) / need.log_sd))
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    return float(np.add.reduce(values)) / values.size
 
 
 def headroom_estimate(free: StudentT, need: Need, level: float = 0.9) -> Estimate:
