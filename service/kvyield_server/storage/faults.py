@@ -6,6 +6,7 @@ import sqlite3
 from enum import Enum, auto
 
 from sqlalchemy.exc import (
+    DatabaseError,
     DataError,
     IntegrityError,
     InterfaceError,
@@ -46,7 +47,7 @@ def translated(error: BaseException) -> BaseException:
         return _breach(error)
     if isinstance(error, DataError | OverflowError):
         return InvalidError([("", "holds a value that the database cannot hold")])
-    if isinstance(error, _UNAVAILABLE):
+    if isinstance(error, _UNAVAILABLE) or type(error) is DatabaseError:  # the base class alone: a damaged file
         return unavailable(error)
     if isinstance(error, StatementError) and isinstance(error.orig, KvyieldError):
         return error.orig

@@ -1,0 +1,166 @@
+"""The writer thread: groups of jobs share a commit, and what goes wrong reaches exactly those that it concerns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from threading import Event
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy.exc import SQLAlchemyError
+
+from kvyield_server.errors import StorageUnavailableError
+from kvyield_server.storage import migrate, tables, writer
+from kvyield_server.storage.connections import Use, database_url, engine_for
+from kvyield_server.storage.writer import Writer
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
+    """An engine for writing to a fresh, migrated database."""
+    name = "sqlite_url" if request.param == "sqlite" else "empty_postgres_url"
+    url = request.getfixturevalue(name)
+    migrate.upgrade(url)
+    engine = engine_for(database_url(url), Use.WRITE)
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def bare(engine: Engine) -> Iterator[Writer]:
+    """A writer whose jobs get the connection itself."""
+    made = Writer(engine, lambda connection: connection)  # type: ignore[arg-type,return-value]  # no unit of work on purpose
+    yield made
+    made.close()
+
+
+def insert(number: int) -> Any:
+    """Return a job that inserts one row."""
+    row = {"id": UUID(int=number), "gpu": f"G{number}", "gpu_count": 1}
+    return lambda connection: connection.execute(tables.hardware.insert(), row)
+
+
+def rows(engine: Engine) -> int:
+    with engine.connect() as connection:
+        return connection.execute(text("SELECT count(*) FROM hardware")).scalar_one()
+
+
+@contextmanager
+def held(bare: Writer) -> Iterator[None]:
+    """Keep the writer busy, so that what is queued meanwhile becomes one group."""
+    is_held, go = Event(), Event()
+
+    def hold(_: object) -> None:
+        is_held.set()
+        go.wait(10)
+
+    holding = bare.submit(hold)
+    is_held.wait(10)
+    yield
+    go.set()
+    holding.result()
+
+
+def test_jobs_that_wait_share_a_commit(bare: Writer, engine: Engine) -> None:
+    """A hundred jobs that wait take two commits, one for each group of at most 64."""
+    commits: list[Connection] = []
+    with held(bare):
+        futures = [bare.submit(insert(number)) for number in range(100)]
+        assert bare.depth == 100
+        event.listen(engine, "commit", commits.append)
+    for future in futures:
+        future.result()
+    assert len(commits) == 3  # the job that held the writer is the third
+    assert rows(engine) == 100
+
+
+def test_a_future_is_done_after_the_commit_only(bare: Writer, engine: Engine) -> None:
+    """While the commit of a group runs, none of its futures is done."""
+    states: list[bool] = []
+    with held(bare):
+        futures = [bare.submit(insert(number)) for number in range(3)]
+        event.listen(engine, "commit", lambda _: states.extend(future.done() for future in futures))
+    for future in futures:
+        future.result()
+    assert states[-3:] == [False] * 3
+
+
+def test_a_cancelled_job_never_runs(bare: Writer, engine: Engine) -> None:
+    """A caller that went away before its job began has it dropped, and its neighbours run."""
+    with held(bare):
+        gone, stays = bare.submit(insert(1)), bare.submit(insert(2))
+        assert gone.cancel()
+    stays.result()
+    assert rows(engine) == 1
+
+
+def test_a_broken_transaction_is_run_again_apart(bare: Writer, engine: Engine) -> None:
+    """A job that ends the shared transaction fails alone: the others run again, each in a transaction of its own."""
+    with held(bare):
+        before = [bare.submit(insert(number)) for number in range(3)]
+        breaking = bare.submit(lambda connection: connection.connection.dbapi_connection.rollback())
+        after = [bare.submit(insert(number)) for number in range(3, 6)]
+    assert isinstance(breaking.exception(), StorageUnavailableError)
+    assert [future.exception() for future in (*before, *after)] == [None] * 6
+    assert rows(engine) == 6
+
+
+def test_a_job_that_hides_a_database_error_is_not_believed(bare: Writer, engine: Engine) -> None:
+    """PostgreSQL drops a transaction in which a statement failed: a job that went on after that must not succeed."""
+
+    def hiding(connection: Connection) -> None:
+        insert(1)(connection)
+        try:
+            connection.execute(text("SELECT * FROM nothing"))
+        except SQLAlchemyError:
+            return
+
+    future = bare.submit(hiding)
+    assert (future.exception() is None) == (rows(engine) == 1)
+
+
+def test_a_failed_commit_is_a_failure_for_all(bare: Writer, engine: Engine) -> None:
+    """When it cannot be known whether a commit is on disk, no job of the group is told that it is."""
+    numbers = count()
+
+    def lose_the_answer(_: Connection) -> None:
+        if next(numbers) == 1:  # the commit after the one of the job that holds the writer
+            raise ConnectionError("the answer was lost")
+
+    with held(bare):
+        futures = [bare.submit(insert(number)) for number in range(3)]
+        event.listen(engine, "commit", lose_the_answer)
+    errors = [future.exception() for future in futures]
+    assert all(isinstance(error, StorageUnavailableError) for error in errors)
+    assert all(isinstance(error.__cause__, ConnectionError) for error in errors if error)
+    assert bare.submit(insert(9)).exception() is None
+
+
+def test_a_database_that_cannot_be_reached_fails_all_that_wait(bare: Writer, engine: Engine) -> None:
+    """Nobody waits behind a database that is gone, and the writer goes on when it is back."""
+
+    def refuse(_: Connection) -> None:
+        raise ConnectionError("gone")
+
+    with held(bare):
+        futures = [bare.submit(insert(number)) for number in range(200)]
+        event.listen(engine, "begin", refuse)
+    errors = [future.exception() for future in futures]
+    assert all(isinstance(error, StorageUnavailableError) for error in errors)
+    event.remove(engine, "begin", refuse)
+    assert bare.submit(insert(1)).exception() is None
+    assert rows(engine) == 1
+
+
+def test_a_full_queue_refuses_at_once(bare: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A writer that is far behind says so instead of taking memory without end."""
+    monkeypatch.setattr(writer, "CAPACITY", 3)
+    with held(bare):
+        futures = [bare.submit(insert(number)) for number in range(4)]
+        assert futures[3].done()
+    assert isinstance(futures[3].exception(), StorageUnavailableError)
+    assert [future.exception() for future in futures[:3]] == [None] * 3
