@@ -15,6 +15,7 @@ from kvyield_server.domain.contradictions import Reading, find_contradiction, sl
 from kvyield_server.domain.devices import LOGGED_SD, has_unified_memory, usable_memory
 from kvyield_server.domain.evidence import Evidence, Label, Use, classify, mark_equal_pools
 from kvyield_server.domain.observation import EngineName, Observation
+from kvyield_server.domain.reconciliation import priced, reconciled
 from kvyield_server.domain.regression import (
     DATA_SPAN,
     LinePosterior,
@@ -73,6 +74,7 @@ def fit_capacity(setting: Setting, starts: Sequence[Observation], prior: Capacit
         page_tokens=page,
         noise=noise,
     )
+    line = priced(line, outcome.evidence) if not counts_tokens else reconciled(line)
     labels = outcome.labels.union(*(item.labels for item in outcome.evidence))
     if is_shared:
         labels |= {Label.UNIFIED_MEMORY}
@@ -87,9 +89,13 @@ def fit_capacity(setting: Setting, starts: Sequence[Observation], prior: Capacit
 
 
 def _counts_tokens(evidence: Sequence[Evidence], prior: CapacityPrior) -> bool:
-    """Tell whether the line is in tokens: when any point is, or when there is none and a token's price is known."""
+    """Tell whether the line is in tokens: unless nothing prices a token and more fractions have GiB than tokens."""
     points = [item for item in evidence if item.use is Use.POINT]
-    return any(item.tokens is not None for item in points) or (not points and prior.tokens_per_gib is not None)
+    if not points:
+        return prior.tokens_per_gib is not None
+    in_tokens = {item.fraction for item in points if item.tokens is not None}
+    in_gib = {item.fraction for item in points if item.kv_gib is not None}
+    return bool(in_tokens) and (prior.tokens_per_gib is not None or len(in_tokens) >= len(in_gib))
 
 
 def page_tokens(setting: Setting, evidence: Sequence[Evidence]) -> int:
@@ -126,7 +132,7 @@ def _readings(
     for item in evidence:
         value = _ordinate(item, prior, page, counts_tokens=counts_tokens) if item.use is Use.POINT else None
         is_lost = item.use is Use.POINT and value is None
-        used.append(item.put(Use.SET_ASIDE, "GiB only: nothing tells how many tokens it holds") if is_lost else item)
+        used.append(item.put(Use.SET_ASIDE, "nothing tells how many tokens one GiB holds") if is_lost else item)
         if value is not None and item.fraction is not None:
             scale = _rebasing(item.start, setting, prior)
             sd = noise.sd(value) + (0.0 if scale == 1.0 else LOGGED_SD * abs(value))
@@ -179,7 +185,8 @@ def _fitted(
         return _confounded(evidence, kept, reason)
     far = [reading.evidence for reading, is_far in zip(readings, outlying, strict=True) if is_far]
     evidence = _mark(evidence, far, "far off the line of the other starts", Label.OUTLIER)
-    return _checked(points, posterior, evidence, slope, is_shared=is_shared)
+    expected = prior.expected_slope if counts_tokens else slope
+    return _checked(points, posterior, evidence, expected, is_shared=is_shared)
 
 
 def _points(readings: Sequence[Reading]) -> Points:

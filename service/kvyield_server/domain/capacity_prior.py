@@ -5,7 +5,7 @@ Best source first: the engine's own log, other hardware, the model's config, the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 
@@ -51,6 +51,7 @@ class CapacityPrior:
     tokens_per_gib: Ratio | None
     anchor: Anchor | None
     slope_tokens: SlopePrior | None
+    expected_slope: SlopePrior | None = None
     is_transferred: bool = False
 
     def slope(self, *, counts_tokens: bool) -> SlopePrior | None:
@@ -61,17 +62,46 @@ class CapacityPrior:
 
 
 def physics_prior(setting: Setting, starts: Sequence[Observation], transfers: Sequence[Observation]) -> CapacityPrior:
-    """Return what logs, other hardware, config and card say together about a deployment's line."""
+    """Return what logs, other hardware, config and card say together about a deployment's line.
+
+    SGLang's load lines place the zero crossing; the price of a token that follows from them is the same knowledge
+    over again, so that it never enters the slope beside them.
+    """
     base = base_memory(setting, starts)
     per_gib, is_transferred = _tokens_per_gib(setting, starts, transfers)
-    anchor = _anchor(setting, starts, transfers, base)
-    slope = None
-    if base is not None and per_gib is not None:
-        mean = base.gib * per_gib.value
-        slope = SlopePrior(mean, mean * hypot(base.relative_sd, per_gib.relative_sd))
+    loaded = _mean_ratio([ratio for start in starts if (ratio := _loaded_ratio(start)) is not None], 0.0)
+    slope = _slope(base, per_gib)
+    check = _slope(base, loaded) if loaded is not None else None
     return CapacityPrior(
-        base=base, tokens_per_gib=per_gib, anchor=anchor, slope_tokens=slope, is_transferred=is_transferred
+        base=base,
+        tokens_per_gib=_better(per_gib, loaded),
+        anchor=_independent(_anchor(setting, starts, transfers, base), slope, starts),
+        slope_tokens=slope,
+        expected_slope=check if check is not None and (slope is None or check.sd < slope.sd) else slope,
+        is_transferred=is_transferred,
     )
+
+
+def _slope(base: MemoryFigure | None, ratio: Ratio | None) -> SlopePrior | None:
+    """Return base memory times tokens per GiB."""
+    if base is None or ratio is None:
+        return None
+    mean = base.gib * ratio.value
+    return SlopePrior(mean, mean * hypot(base.relative_sd, ratio.relative_sd))
+
+
+def _better(one: Ratio | None, other: Ratio | None) -> Ratio | None:
+    return min((r for r in (one, other) if r is not None), key=lambda ratio: ratio.relative_sd, default=None)
+
+
+def _independent(anchor: Anchor | None, slope: SlopePrior | None, starts: Sequence[Observation]) -> Anchor | None:
+    """Return the anchor unless a slope that hangs on the same logged base memory says as much more closely."""
+    fractions = [fraction for start in starts if (fraction := fraction_of(start)) is not None]
+    if anchor is None or slope is None or slope.mean <= 0.0 or not fractions:
+        return anchor
+    reach = sum(fractions) / len(fractions) - anchor.x
+    has_points = any(_tokens(start) is not None for start in starts)
+    return None if has_points and reach > 0.0 and slope.sd / slope.mean <= anchor.sd / reach else anchor
 
 
 def base_memory(setting: Setting, starts: Sequence[Observation]) -> MemoryFigure | None:
@@ -100,22 +130,38 @@ def logged_base(start: Observation) -> float | None:
 
 def measured_ratio(start: Observation) -> Ratio | None:
     """Return tokens per GiB of KV budget from one start's own log."""
+    found = (_printed_ratio(start), _loaded_ratio(start))
+    return min((r for r in found if r is not None), key=lambda ratio: ratio.relative_sd, default=None)
+
+
+def _tokens(start: Observation) -> int | None:
     tokens = start.measurements.pool_tokens
-    if tokens is None or not 0 < tokens < 2**53:
+    return tokens if tokens is not None and 0 < tokens < 2**53 else None
+
+
+def _printed_ratio(start: Observation) -> Ratio | None:
+    """Return the ratio from the KV memory that the engine printed."""
+    tokens, printed = _tokens(start), as_number(start.measurements.kv_cache_gib)
+    if tokens is None or printed is None or not 0.05 < printed < 1e5 or not _prints_budget(start):
         return None
-    return min(_candidates(start, tokens), key=lambda ratio: ratio.relative_sd, default=None)
+    return Ratio(tokens / printed, hypot(LEAST_RATIO_SD, _printed_sd(printed) / printed))
 
 
-def _candidates(start: Observation, tokens: int) -> Iterable[Ratio]:
-    printed = as_number(start.measurements.kv_cache_gib)
-    if printed is not None and 0.05 < printed < 1e5 and _prints_budget(start):
-        yield Ratio(tokens / printed, hypot(LEAST_RATIO_SD, PRINTED_SD_GIB / printed))
-    before, after, fraction = _loads(start)
-    if before is not None and after is not None and fraction is not None:
-        budget = after - before * (1.0 - fraction)
-        if budget > 0.05:
-            doubt = hypot(PRINTED_SD_GIB, LOGGED_SD * before * (1.0 - fraction))
-            yield Ratio(tokens / budget, hypot(LEAST_RATIO_SD, doubt / budget))
+def _loaded_ratio(start: Observation) -> Ratio | None:
+    """Return the ratio from SGLang's free memory before and after load: rest = A - T (1 - f)."""
+    tokens, (before, after, fraction) = _tokens(start), _loads(start)
+    if tokens is None or before is None or after is None or fraction is None:
+        return None
+    budget = after - before * (1.0 - fraction)
+    if budget <= 0.05:
+        return None
+    doubt = hypot(PRINTED_SD_GIB, LOGGED_SD * before * (1.0 - fraction))
+    return Ratio(tokens / budget, hypot(LEAST_RATIO_SD, doubt / budget))
+
+
+def _printed_sd(gib: float) -> float:
+    """Return the rounding of a printed figure; one with a single decimal may have been rounded to it."""
+    return PRINTED_SD_GIB * (10.0 if round(gib, 1) == gib else 1.0)
 
 
 def _prints_budget(start: Observation) -> bool:
@@ -137,7 +183,7 @@ def _loads(start: Observation) -> tuple[float | None, float | None, float | None
 def _tokens_per_gib(
     setting: Setting, starts: Sequence[Observation], transfers: Sequence[Observation]
 ) -> tuple[Ratio | None, bool]:
-    own = _mean_ratio([ratio for start in starts if (ratio := measured_ratio(start)) is not None], 0.0)
+    own = _mean_ratio([ratio for start in starts if (ratio := _printed_ratio(start)) is not None], 0.0)
     cost = token_cost(setting.model.facts, setting.engine, setting.flags, setting.hardware.gpu_count)
     formula = None if cost is None else Ratio(GIB / cost.bytes_per_token, cost.relative_sd)
     moved = _mean_ratio(
