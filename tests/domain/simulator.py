@@ -2,10 +2,10 @@
 
 Per deployment, equal starts scatter by sigma * N(0, 1) of the pool, sigma^2 being 0.0002^2 times 4 / chi^2(4): the
 stated class with its four degrees of freedom. What cannot be seen is drawn from its stated prior: free memory before
-load off the card's figure by 1.5 %, the logged one off by 0.06 % (free after load is what
-the engine sizes by, and is off by its rounding only), the price of a token off its formula by 0.3 %, an
-unknown draft's factor lognormal around 1.06 with 8 %, cut to [1.0, 1.25]. A neighbour on the card, which leaves the
-newest start alone, takes up to 15 %. Nothing here is tuned to the coverage.
+load off the card's figure by 1.5 %, the logged one off by 0.06 % (free after load is what the engine sizes by, and is
+off by its rounding only), the price of a token off its formula by 0.3 %, an unknown draft's factor lognormal around
+1.06 with 8 %, cut to [1.0, 1.25]. A neighbour on the card, which leaves the newest start alone, takes up to 15 %.
+Nothing here is tuned to the coverage.
 """
 
 from __future__ import annotations

@@ -199,10 +199,6 @@ def _times(value: StudentT, ratio: Ratio) -> StudentT:
     return StudentT(value.loc, scale, value.df).scaled(ratio.value)
 
 
-def _only_fraction(own: Flags, asked: Flags, fraction_flag: str) -> bool:
-    return all(own[name] == value if name in own else False for name, value in asked.items() if name != fraction_flag)
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
     """What a change of flags does: a ratio on tokens, doubt about w in GiB, and a shift of the zero crossing."""
@@ -230,7 +226,10 @@ class CapacityAlong:
 
     def pool(self, fraction: float) -> StudentT | None:
         """Return pool tokens before rounding down to pages, or None when nothing tells."""
-        return self._value(fraction, in_memory=False) if self.line.counts_tokens else None
+        value = self._value(fraction, in_memory=False)
+        if value is None or self.line.counts_tokens:
+            return value
+        return None if self.line.tokens_per_gib is None else _times(value, self.line.tokens_per_gib)
 
     def kv_gib(self, fraction: float) -> StudentT | None:
         """Return the KV budget of one GPU in GiB, or None when nothing tells what a token costs."""
@@ -240,8 +239,7 @@ class CapacityAlong:
         per_gib = self.line.tokens_per_gib
         if per_gib is None:
             return None
-        loc = value.loc / per_gib.value
-        return StudentT(loc, hypot(value.scale / per_gib.value, loc * per_gib.relative_sd), value.df)
+        return _times(value, Ratio(1.0 / per_gib.value, per_gib.relative_sd))
 
     def _value(self, fraction: float, *, in_memory: bool) -> StudentT | None:
         posterior = self.line.posterior
@@ -250,10 +248,9 @@ class CapacityAlong:
         x = fraction + self.change.fraction_shift
         noise = self.line.noise.sd(posterior.line.at(x))
         value = posterior.at(x, noise, hypot(self.shift_sd_tokens, self.line.widening_tokens))
-        if value is None or self.change.is_none:
+        if value is None or in_memory or self.change.is_none:
             return value
-        widened = StudentT(value.loc, hypot(value.scale, value.loc * self.change.ratio.relative_sd), value.df)
-        return widened if in_memory else widened.scaled(self.change.ratio.value)
+        return _times(value, self.change.ratio)
 
 
 def _dtype_ratio(before: Flags, after: Flags) -> Ratio:
