@@ -10,7 +10,7 @@ from typing import Literal
 
 from kvyield.engines._failures import Problems
 from kvyield.engines._prefix import UNKNOWN_YEAR, Record
-from kvyield.engines._start import Phase, Scalar, Sourced, Start
+from kvyield.engines._start import EngineName, Phase, Scalar, Sourced, Start
 from kvyield.engines._text import quote, source_of
 
 EXCERPT_LINES = 40
@@ -94,8 +94,8 @@ class StartReader(ABC):
     them.
     """
 
-    def __init__(self, engine: str, surroundings: Surroundings) -> None:
-        self.start = Start(engine=engine, outcome="unfinished")  # type: ignore[arg-type]  # engines are listed by name
+    def __init__(self, engine: EngineName, surroundings: Surroundings) -> None:
+        self.start = Start(engine=engine, outcome="unfinished")
         self.surroundings = surroundings
         self.clock = Clock(surroundings.reference_time)
         self.problems = Problems()
@@ -121,6 +121,12 @@ class StartReader(ABC):
     @abstractmethod
     def conclude(self) -> None:
         """Fill the measurements that need the whole start."""
+
+    def read_problem(self, record: Record, text: str) -> bool:
+        """Take in a line that may tell of a problem; a log without any start-up line is taken for a server at work."""
+        begun = self.started or self.opened or self.announced
+        phase: Phase = self.phase if begun else "unknown"
+        return self.problems.read(record.number, text, phase, serving=self.announced or not begun)
 
     def note(self, record: Record) -> None:
         """Keep the line for the excerpt."""
@@ -184,7 +190,7 @@ class Engine:
     of this engine, can only be this engine's, or could be anyone's; ``reader`` makes a reader for one start.
     """
 
-    name: str
+    name: EngineName
     openers: tuple[bytes, ...]
     ready: tuple[bytes, ...]
     hooks: tuple[bytes, ...]

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Literal
 
 Scalar = None | bool | int | float | str
+EngineName = Literal["sglang", "vllm", "tensorrt-llm", "lmdeploy"]
 Outcome = Literal["ready", "refused", "oom_startup", "oom_runtime", "failed", "unfinished"]
 Phase = Literal["load", "pool", "graph_capture", "serving", "unknown"]
 
@@ -30,7 +31,7 @@ class Start:
     holds what is not a flag: ``model_name``, ``model_revision``, ``engine_version``, ``engine_variant``, ``gpu``,
     ``gpu_count``, ``gpu_memory_gib``, ``host`` and anything a later reader needs."""
 
-    engine: Literal["sglang", "vllm", "tensorrt-llm", "lmdeploy"]
+    engine: EngineName
     outcome: Outcome
     flags: dict[str, Sourced] = field(default_factory=dict)
     measurements: dict[str, Sourced] = field(default_factory=dict)

@@ -63,16 +63,16 @@ SERVED = re.compile(r"Avg prompt throughput: ")
 BAD_PROFILE = re.compile(r"Error in memory profiling\. .{0,300}")
 
 REFUSED_FREE = re.compile(
-    rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup is less than desired GPU memory utilization "
-    rf"\((\d?\.\d+|\d), {_N} GiB\).{{0,200}}"
+    rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup is less than desired GPU memory "
+    rf"utilization \((\d?\.\d+|\d), {_N} GiB\).{{0,200}}"
 )
 REFUSED_LENGTH = re.compile(
     r"To serve at least one request with the models?'s? ?(?:models?'s)? ?max seq len \((\d{1,12})\), "
     r"\(?([\d.]{1,12}) GiB KV .{0,100}?memory \((-?[\d.]{1,12}) GiB\).{0,500}"
 )
 REFUSED_STORED = re.compile(
-    r"The model's max seq len \((\d{1,12})\) is larger than the maximum number of tokens that can be stored in KV cache "
-    r"\((\d{1,18})\).{0,300}"
+    r"The model's max seq len \((\d{1,12})\) is larger than the maximum number of tokens that can be stored in "
+    r"KV cache \((\d{1,18})\).{0,300}"
 )
 REFUSED_PLAIN = re.compile(
     r"No available memory for the cache blocks.{0,300}|Cannot auto-fit max_model_len: .{0,300}"

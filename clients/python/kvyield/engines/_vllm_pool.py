@@ -115,7 +115,7 @@ class VllmMemory:
         printed = 5 * PRINTED_GIB + 1e-6
         if min(abs(available - rest), abs(available - rest + (self.estimate or 0.0))) > printed:
             contradictions.append(
-                f"line {record.number}: {available:.2f} GiB of KV cache are in use, the line's own terms leave {rest:.2f}"
+                f"line {record.number}: {available:.2f} GiB of KV cache in use, the line's terms leave {rest:.2f}"
             )
 
     def conclude(self, block_size: int | None) -> dict[str, Sourced]:

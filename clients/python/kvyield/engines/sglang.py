@@ -64,10 +64,8 @@ class SglangReader(StartReader):
         if any(results):
             self.note(record)
             self.problems.progress()
-        elif not self._refusal(record, text):
-            serving = self.announced or not self.started
-            if self.problems.read(record.number, text, self.phase, serving=serving):
-                self._look_back()
+        elif not self._refusal(record, text) and self.read_problem(record, text):
+            self._look_back()
 
     def _read_args(self, record: Record, _rank: Rank) -> bool:
         match = lines.ARGS.search(record.text)

@@ -58,10 +58,9 @@ class VllmReader(StartReader):
             self._problem(record, text)
 
     def _problem(self, record: Record, text: str) -> None:
-        serving = self.announced or not (self.started or self.opened)
-        self.problems.read(record.number, text, self.phase, serving=serving)
+        self.read_problem(record, text)
         cause, lengths = self.problems.cause, lines.PROMPT_LENGTH.findall(record.text[: 1 << 16])
-        if lengths and serving:
+        if lengths and self.announced:
             self.last_prompt = max(map(int, lengths))
         if cause and cause.outcome == "oom_runtime" and self.last_prompt:
             cause.evidence.setdefault(

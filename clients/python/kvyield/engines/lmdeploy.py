@@ -1,0 +1,147 @@
+"""LMDeploy, TurboMind and PyTorch engines: what its log says about a start.
+
+Its default log level prints none of this; with ``--log-level INFO`` it does. The fraction is a share of the memory
+that is free after weights."""
+
+from __future__ import annotations
+
+import re
+
+from kvyield.engines._engine import Engine, Role, StartReader, Surroundings, source
+from kvyield.engines._failures import SPECIFIC, Problem
+from kvyield.engines._literals import call_fields, scalar
+from kvyield.engines._prefix import Record, parse_time
+from kvyield.engines._start import Sourced
+from kvyield.engines._text import any_of, quote
+
+LONGEST_LINE = 4000
+MIB_A_GIB = 1024
+MEMORY_FLAGS = frozenset(
+    (
+        *("cache_max_entry_count", "tp", "dp", "ep", "session_len", "max_batch_size", "cache_block_seq_len"),
+        *("max_prefill_token_num", "num_tokens_per_iter", "cache_chunk_size", "enable_prefix_caching", "block_size"),
+        *("quant_policy", "num_gpu_blocks", "eager_mode", "dtype", "kv_cache_dtype", "model_format"),
+    )
+)
+
+_STAMP = re.compile(r"\b(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)[,.]\d{1,6}\b")
+_BLOCK = re.compile(r"\bblock_size = (\d+(?:\.\d+)?) MB")
+_COUNT = re.compile(r"\bmax_block_count = (\d{1,18})\b")
+_TOKENS = re.compile(r"\bmax cached tokens: (\d{1,18})\b")
+_ADJUSTED = re.compile(r"Adjusted block_count to (\d{1,18})\b")
+_CONFIG = re.compile(r"(?:Turbomind|Pytorch)EngineConfig\(")
+_CACHE = re.compile(r"\bCacheConfig\(")
+_MINIMAL = re.compile(r"minimal free gpu memory: (\d+(?:\.\d+)?) ?mb", re.IGNORECASE)
+_REFUSED = re.compile(r"No enough gpu memory for (?:kv cache|state cache|runtime)\..{0,200}")
+_READY = re.compile(r"LlamaBatch<T>::Start\(\)|Application startup complete|Uvicorn running on")
+_MODEL = re.compile(r"\bmodel_path='([^']{1,300})'")
+_MINE = any_of(
+    r"\[TM\]\[",
+    r"\[BlockManager\]",
+    r"\[SeqMgr\]",
+    r"(?:Turbomind|Pytorch)EngineConfig\(",
+    r"\bCacheConfig\(max_batches=",
+    r"lmdeploy[. /-]",
+    r"Building CacheEngine with config",
+    r"No enough gpu memory for",
+)
+
+
+class LmdeployReader(StartReader):
+    """Reads one start of LMDeploy."""
+
+    def __init__(self, surroundings: Surroundings) -> None:
+        super().__init__("lmdeploy", surroundings)
+        self.block_mib: Sourced | None = None
+        self.blocks: list[Sourced] = []
+
+    def belongs(self, record: Record) -> bool:
+        """False for an engine config once the start is over."""
+        return not (self.settled and _CONFIG.search(record.text, 0, LONGEST_LINE))
+
+    def feed(self, record: Record) -> None:
+        """Take in one line."""
+        text, stamp = record.text[:LONGEST_LINE], _STAMP.search(record.text, 0, LONGEST_LINE)
+        ready = _READY.search(text) is not None
+        self.clock.see(record, parse_time(stamp[1]) if stamp else None, ready=ready)
+        found = [self._blocks(record, text), self._config(record, text), self._cache(record, text)]
+        if ready and self.started:
+            self.announced, self.phase = True, "serving"
+            self.complete = self.complete or "LlamaBatch" not in text
+        if any(found) or ready:
+            self.note(record)
+            self.problems.progress()
+        elif not self._refusal(record, text):
+            self.read_problem(record, text)
+
+    def _blocks(self, record: Record, text: str) -> bool:
+        size, count, tokens, fewer, free = (p.search(text) for p in (_BLOCK, _COUNT, _TOKENS, _ADJUSTED, _MINIMAL))
+        if size:
+            self.block_mib = Sourced(float(size[1]), source(record))
+        if count or fewer:
+            self.blocks.append(Sourced(int((count or fewer or "")[1]), source(record)))
+        if tokens:
+            self.measure("pool_tokens", int(tokens[1]), source(record))
+        if free:
+            self.measure("free_after_load_gib", float(free[1]) / MIB_A_GIB, source(record))
+        found = bool(size or count or tokens or fewer or free)
+        self.started = self.started or found
+        self.phase = "pool" if found else self.phase
+        return found
+
+    def _config(self, record: Record, text: str) -> bool:
+        match, model = _CONFIG.search(text), _MODEL.search(text)
+        if match is None:
+            return False
+        self.opened = True
+        if model:
+            self.fact("model_name", model[1], source(record))
+        self._flags(record, match)
+        return True
+
+    def _cache(self, record: Record, text: str) -> bool:
+        """The PyTorch engine prints its pool as a config: blocks and tokens a block."""
+        match = _CACHE.search(text)
+        if match is None:
+            return False
+        self.started, self.phase = True, "pool"
+        values = call_fields(record.text, match.end()).values
+        blocks, size = values.get("num_gpu_blocks"), values.get("block_size")
+        if isinstance(blocks, int) and isinstance(size, int) and blocks > 0 and size > 0:
+            self.measure("pool_tokens", blocks * size, f"{source(record)} (num_gpu_blocks × block_size)")
+        self._flags(record, match)
+        return True
+
+    def _flags(self, record: Record, match: re.Match[str]) -> None:
+        for name, value in call_fields(record.text, match.end()).values.items():
+            if name in MEMORY_FLAGS:
+                self.flag(name, scalar(value), f"line {record.number}: {match[0]}{name}={quote(str(value), 80)}")
+
+    def _refusal(self, record: Record, text: str) -> bool:
+        match = _REFUSED.search(text)
+        if match:
+            self.problems.add(
+                Problem("refused", "pool", Sourced(quote(match[0]), source(record)), SPECIFIC, final=True)
+            )
+        return match is not None
+
+    def conclude(self) -> None:
+        """The pool's GiB are blocks times the block's MB, which older versions print without decimals."""
+        if self.block_mib is not None and self.blocks:
+            count, size = int(str(self.blocks[-1].value)), float(str(self.block_mib.value))
+            where = f"{self.blocks[-1].source} × {self.block_mib.source}"
+            self.measure("kv_cache_gib", count * size / MIB_A_GIB, where)
+
+
+def _role(text: str) -> Role | None:
+    return "belongs" if _MINE.search(text, 0, LONGEST_LINE) else None
+
+
+LMDEPLOY = Engine(
+    name="lmdeploy",
+    openers=(b"EngineConfig(", b"block_count", b"CacheConfig("),
+    ready=(b"startup complete",),
+    hooks=(b"[TM]", b"block_size = ", b"cached tokens", b"free gpu memory", b"No enough gpu", b"LlamaBatch<T>"),
+    role=_role,
+    reader=LmdeployReader,
+)
