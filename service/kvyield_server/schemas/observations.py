@@ -204,8 +204,7 @@ def content_digest(body: ObservationIn) -> str:
     fields = {name: value for name, value in msgspec.to_builtins(body).items() if name != "id"}
     if body.observed_at is not None:
         fields["observed_at"] = as_utc(body.observed_at).isoformat()
-    content = {name: _without_nulls(value) for name, value in fields.items() if name != "flags"}
-    content["flags"] = normalised(body.flags)
+    content = {**_said(fields), "flags": normalised(body.flags)}
     return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
 
 
@@ -283,9 +282,9 @@ def _verification_list_faults(items: list[VerificationIn]) -> Iterator[Fault]:
         yield from verification_faults(item, f"/verifications/{index}")
 
 
-def _without_nulls(value: Any) -> Any:
+def _said(value: Any) -> Any:
+    """Return what a value says: nulls and empty objects and lists within objects say nothing."""
     if isinstance(value, dict):
-        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_without_nulls(item) for item in value]
-    return value
+        inner = {name: _said(item) for name, item in value.items()}
+        return {name: item for name, item in inner.items() if item not in (None, {}, [])}
+    return [_said(item) for item in value] if isinstance(value, list) else value

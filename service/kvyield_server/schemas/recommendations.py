@@ -222,7 +222,7 @@ def _fields(advice: Advice) -> dict[str, Any]:
             minutes=rounded(plan.minutes, 1),
             minutes_each=rounded(plan.minutes_each, 1),
         ),
-        "verification_seconds": rounded(advice.verification_seconds, 0),
+        "verification_seconds": advice.verification_seconds and round(advice.verification_seconds),
         "basis": basis_out(advice.basis),
         "alternatives": [_lever(lever) for lever in advice.alternatives],
         "warnings": warnings_out(advice.warnings),

@@ -84,7 +84,12 @@ def parse(body: bytes) -> Any:
         MalformedJsonError: not JSON, or nested too deeply.
     """
     try:
-        return json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        value = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode()
+        return value
+    except UnicodeEncodeError:
+        raise MalformedJsonError("The body is not valid JSON: it holds half of a surrogate pair.") from None
     except UnicodeDecodeError as error:
         raise MalformedJsonError(f"The body is not UTF-8: byte {error.start} starts no character.") from None
     except json.JSONDecodeError as error:

@@ -1,0 +1,43 @@
+"""The application in process, over a storage in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import structlog
+from litestar import Litestar
+from litestar.testing import TestClient
+
+from kvyield_server.app import create_app
+from kvyield_server.settings import Settings
+from kvyield_server.storage.memory import MemoryStorage
+
+Client = TestClient[Any]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def silent_logs() -> None:
+    """Keep the request log out of the test report."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    """An empty storage."""
+    return MemoryStorage()
+
+
+@pytest.fixture
+def app(storage: MemoryStorage) -> Litestar:
+    """The application over that storage, without tokens."""
+    return create_app(Settings(), storage)
+
+
+@pytest.fixture
+def client(app: Litestar) -> Iterator[Client]:
+    """A client of that application."""
+    with TestClient(app, raise_server_exceptions=True) as client:
+        yield client
