@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from domain.straight_line import hand_fit, kimi_flags, worked_line, worked_starts
 
+from domain.straight_line import hand_fit, kimi_flags, worked_line, worked_starts
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Advice, Question, Status
 

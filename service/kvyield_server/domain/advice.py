@@ -60,6 +60,7 @@ def recommend(fit: YieldModel, question: Question) -> Advice:
         warnings=cautions(case, solution, changes),
         explanation=explain(case, solution, status, seconds),
         binding_constraint=solution.binding,
+        model_name=fit.capacity.model.name,
     )
 
 
@@ -146,4 +147,5 @@ def _not_enough(case: Case, flags: Flags) -> Advice:
         warnings=(Caution(code="not_enough_evidence", detail=lack), *case.fit.summary.warnings),
         explanation=lack,
         binding_constraint="evidence",
+        model_name=case.fit.capacity.model.name,
     )

@@ -172,3 +172,4 @@ class Advice:
     warnings: tuple[Caution, ...]
     explanation: str
     binding_constraint: str | None = None
+    model_name: str | None = None

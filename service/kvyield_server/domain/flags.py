@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
 
+from kvyield_server.domain.answers import Advice, Status
 from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Flags, Scalar
 from kvyield_server.domain.scalars import as_count, as_number
 
@@ -29,6 +32,7 @@ class FlagNames:
     speculation: str | None
     program: tuple[str, ...]
     model_option: str | None
+    image_runs_program: bool = False
     underscores: bool = False
 
 
@@ -63,6 +67,7 @@ NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
             speculation="speculative_config",
             program=("vllm", "serve"),
             model_option=None,
+            image_runs_program=True,
         ),
         EngineName.TENSORRT_LLM: FlagNames(
             fraction=FRACTION_FLAG[EngineName.TENSORRT_LLM],
@@ -143,11 +148,111 @@ def command_line(engine: EngineName, flags: Flags) -> str:
     return shlex.join(flag_words(engine, flags))
 
 
-def program_words(engine: EngineName, model_name: str) -> tuple[str, ...]:
-    """Return how the engine's server is started for a model, without any flags."""
-    names = NAMES[engine]
-    option = (names.model_option,) if names.model_option else ()
-    return (*names.program, *option, model_name)
+def render(advice: Advice, form: str) -> str:
+    """Return an advice as text to paste: ``args``, ``systemd``, ``docker``, ``compose`` or ``kubernetes``.
+
+    Comments say what to merge with one's own configuration. An advice with nothing to restart with renders as comments
+    alone.
+
+    Raises:
+        ValueError: the form is none of these.
+    """
+    if form not in _FORMS:
+        raise ValueError(f"{form!r} is none of {', '.join(_FORMS)}")
+    if advice.status in (Status.INFEASIBLE, Status.NOT_ENOUGH_EVIDENCE):
+        return _comments(f"{advice.status}: nothing to restart with.", advice.explanation)
+    return _FORMS[form](advice)
+
+
+def _args(advice: Advice) -> str:
+    return advice.command_line + "\n"
+
+
+def _systemd(advice: Advice) -> str:
+    unit = advice.engine.value
+    value = command_line(advice.engine, advice.flags).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    program = shlex.join(("/usr/bin/env", *_program(advice)))
+    return (
+        _status_comment(advice)
+        + _comments(
+            f"Drop-in: /etc/systemd/system/{unit}.service.d/50-kvyield.conf, then systemctl daemon-reload and restart.",
+            f"Merge once: copy ExecStart from `systemctl cat {unit}.service` to where it stands below, take out of it "
+            f"{_named(advice)}, and end it with $KVYIELD_FLAGS. The empty ExecStart= resets the unit's own.",
+        )
+        + f'[Service]\nEnvironment="KVYIELD_FLAGS={value}"\n'
+        + _comments("ExecStart=", f"ExecStart={program} $KVYIELD_FLAGS")
+    )
+
+
+def _docker(advice: Advice) -> str:
+    words = shlex.join((*_image_command(advice), *flag_words(advice.engine, advice.flags)))
+    return (
+        _status_comment(advice)
+        + _comments(f"Merge: keep your own docker options and flags; replace {_named(advice)}.")
+        + f'docker run --gpus all --ipc host "$IMAGE" \\\n  {words}\n'
+    )
+
+
+def _compose(advice: Advice) -> str:
+    words = (*_image_command(advice), *flag_words(advice.engine, advice.flags))
+    return (
+        _status_comment(advice)
+        + _comments(
+            f"Merge: a command replaces the service's own whole; keep your other flags in it, replace {_named(advice)}."
+        )
+        + f"services:\n  {advice.engine.value}:\n    command:\n{_listed(words, 6)}"
+    )
+
+
+def _kubernetes(advice: Advice) -> str:
+    name = advice.engine.value
+    words = (*_image_command(advice), *flag_words(advice.engine, advice.flags))
+    return (
+        _status_comment(advice)
+        + _comments(
+            f"kubectl patch deployment {name} --type strategic --patch-file FILE",
+            f"Merge: args replace the container's own whole; keep your other flags in them, replace {_named(advice)}. "
+            "Containers are matched by name.",
+        )
+        + f"apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: {name}\nspec:\n  template:\n    spec:\n"
+        + f"      containers:\n        - name: {name}\n          args:\n{_listed(words, 12)}"
+    )
+
+
+_FORMS: Mapping[str, Callable[[Advice], str]] = MappingProxyType(
+    {"args": _args, "systemd": _systemd, "docker": _docker, "compose": _compose, "kubernetes": _kubernetes}
+)
+
+
+def _program(advice: Advice) -> tuple[str, ...]:
+    names, model = NAMES[advice.engine], advice.model_name or "MODEL"
+    return (*names.program, *((names.model_option, model) if names.model_option else (model,)))
+
+
+def _image_command(advice: Advice) -> tuple[str, ...]:
+    """Return what comes after the image: the whole program unless the image's entry point is the program."""
+    names, program = NAMES[advice.engine], _program(advice)
+    return program[len(names.program) :] if names.image_runs_program else program
+
+
+def _named(advice: Advice) -> str:
+    return ", ".join(word for word in flag_words(advice.engine, advice.flags) if word.startswith("--"))
+
+
+def _status_comment(advice: Advice) -> str:
+    return _comments(f"kvyield: {advice.status.value}.", *(() if advice.status is Status.OK else (advice.explanation,)))
+
+
+def _comments(*paragraphs: str) -> str:
+    lines = (
+        line for text in paragraphs for line in textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
+    )
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _listed(words: Sequence[str], indent: int) -> str:
+    """Return words as a YAML list; JSON strings are YAML strings whatever they hold."""
+    return "".join(f"{' ' * indent}- {json.dumps(word)}\n" for word in words)
 
 
 def _spelled(value: float | str) -> str:

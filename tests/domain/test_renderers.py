@@ -1,0 +1,121 @@
+"""Advice as text to paste into a shell, a unit, a compose file or a patch."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+
+import pytest
+import yaml
+
+from domain.straight_line import hand_fit, worked_line, worked_starts
+from kvyield_server.domain.advice import recommend
+from kvyield_server.domain.answers import Advice, Question, Status
+from kvyield_server.domain.flags import command_line, render, translated
+from kvyield_server.domain.observation import EngineName
+
+FLAG_WORDS = ["--mem-fraction-static", "0.926", "--context-length", "200007", "--max-running-requests", "8"]
+FORMS = ("args", "systemd", "docker", "compose", "kubernetes")
+
+
+@pytest.fixture(scope="module")
+def advice() -> Advice:
+    return recommend(hand_fit(worked_line(), worked_starts()), Question(target_tokens=200_000))
+
+
+def test_args_are_the_command_line(advice: Advice) -> None:
+    """Arguments render as one line of shell words and nothing else."""
+    assert shlex.split(render(advice, "args")) == FLAG_WORDS
+
+
+def test_systemd_sets_the_flags_and_says_what_to_merge(advice: Advice) -> None:
+    """A drop-in that is applied as it is changes no command; its comments say how ExecStart is reset and merged."""
+    text = render(advice, "systemd")
+    active = [line for line in text.splitlines() if not line.startswith("#")]
+    assert active == ["[Service]", f'Environment="KVYIELD_FLAGS={" ".join(FLAG_WORDS)}"']
+    assert "# ExecStart=\n" in text
+    assert "# ExecStart=/usr/bin/env python3 -m sglang.launch_server" in text
+    assert "--model-path moonshotai/Kimi-K2.6 $KVYIELD_FLAGS" in text
+
+
+def test_compose_is_yaml_with_the_whole_command(advice: Advice) -> None:
+    """The compose file parses, and its command is the program with the advised flags."""
+    command = yaml.safe_load(render(advice, "compose"))["services"]["sglang"]["command"]
+    assert command[:3] == ["python3", "-m", "sglang.launch_server"]
+    assert command[-6:] == FLAG_WORDS
+
+
+def test_kubernetes_is_a_strategic_merge_patch(advice: Advice) -> None:
+    """The patch parses, names the container to merge with, and gives its arguments as strings."""
+    patch = yaml.safe_load(render(advice, "kubernetes"))
+    (container,) = patch["spec"]["template"]["spec"]["containers"]
+    assert (patch["kind"], container["name"]) == ("Deployment", "sglang")
+    assert container["args"][-6:] == FLAG_WORDS
+
+
+def test_docker_ends_with_the_flags(advice: Advice) -> None:
+    """The docker command is one continued line that ends with the advised flags."""
+    command = "".join(line for line in render(advice, "docker").splitlines(keepends=True) if not line.startswith("#"))
+    assert shlex.split(command)[-6:] == FLAG_WORDS
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_to_restart_with_renders_as_comments(advice: Advice, form: str) -> None:
+    """Infeasible advice never renders flags, whatever the form."""
+    text = render(replace(advice, status=Status.INFEASIBLE), form)
+    assert text
+    assert all(line.startswith("# ") for line in text.splitlines())
+
+
+def test_an_unknown_form_is_refused(advice: Advice) -> None:
+    """A form that does not exist is an error that names those that do."""
+    with pytest.raises(ValueError, match="kubernetes"):
+        render(advice, "nomad")
+
+
+def test_odd_values_survive_yaml(advice: Advice) -> None:
+    """Values that look like YAML or shell syntax come back as the same words."""
+    odd = {"mem_fraction_static": 0.9, "served_model_name": "a: b #c 'd' \"e\"", "enable_metrics": True, "off": None}
+    command = yaml.safe_load(render(replace(advice, flags=odd), "compose"))["services"]["sglang"]["command"]
+    assert command[-5:] == [
+        "--mem-fraction-static",
+        "0.9",
+        "--served-model-name",
+        odd["served_model_name"],
+        "--enable-metrics",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "line"),
+    [
+        (
+            EngineName.VLLM,
+            {"gpu_memory_utilization": 0.9, "max_model_len": 8192, "max_num_seqs": 64},
+            "--gpu-memory-utilization 0.9 --max-model-len 8192 --max-num-seqs 64",
+        ),
+        (
+            EngineName.TENSORRT_LLM,
+            {"free_gpu_memory_fraction": 0.9, "max_seq_len": 8192, "max_batch_size": 64},
+            "--kv_cache_free_gpu_memory_fraction 0.9 --max_seq_len 8192 --max_batch_size 64",
+        ),
+        (
+            EngineName.LMDEPLOY,
+            {"cache_max_entry_count": 0.8, "session_len": 8192},
+            "--cache-max-entry-count 0.8 --session-len 8192",
+        ),
+    ],
+)
+def test_each_engine_has_its_own_spelling(engine: EngineName, flags: dict[str, float], line: str) -> None:
+    """Flags are spelled as the engine's own command line takes them."""
+    assert command_line(engine, flags) == line
+
+
+def test_flags_are_taken_under_another_engines_names() -> None:
+    """A question in SGLang's words is understood for vLLM, and own names are left alone."""
+    assert translated(EngineName.VLLM, {"max_running_requests": 8, "chunked_prefill_size": 2048, "seed": 1}) == {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 2048,
+        "seed": 1,
+    }
+    assert translated(EngineName.TENSORRT_LLM, {"tp_size": 2}) == {"tp_size": 2}
