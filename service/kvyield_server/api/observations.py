@@ -82,8 +82,8 @@ async def post_verification(
 ) -> Response[ObservationOut]:
     """Append a verification to a start; the same one again answers 200."""
     raise_faults(list(verification_faults(data)))
-    services = services_of(request)
-    return _answer(await services.write(verify(observation_id, verification_to_domain(data))))
+    job = verify(observation_id, verification_to_domain(data), bound_to(request))
+    return _answer(await services_of(request).write(job))
 
 
 @post(

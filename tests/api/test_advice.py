@@ -1,0 +1,224 @@
+"""The worked case over HTTP: predictions and advice from starts that were posted."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from api.conftest import Client
+from api.samples import FACTS, GPU, MODEL, NAMES, VERIFICATION, start
+
+QUESTION = {**NAMES, "target_tokens": 200000}
+
+
+def recommend(client: Client, **changes: Any) -> Any:
+    """Ask GET /recommend the worked case's question with parameters changed; None takes one away."""
+    asked = {name: value for name, value in {**QUESTION, **changes}.items() if value is not None}
+    return client.get(f"/recommend?{urlencode(asked)}")
+
+
+@pytest.fixture
+def pair_id(client: Client) -> str:
+    """The pair after all three starts and the verification of the third."""
+    for number in (1, 2, 3):
+        client.post("/observations", json=start(number))
+    answer = client.post(f"/observations/{start(3)['id']}/verifications", json=VERIFICATION)
+    return str(answer.json()["pair_id"])
+
+
+def test_two_starts_predict_the_third_to_the_token(client: Client) -> None:
+    """From starts 1 and 2 the pool at 0.94 is 218,484 within 2 tokens, free memory 4.2 GiB within 0.6."""
+    for number in (1, 2):
+        client.post("/observations", json=start(number))
+    body = {"selector": NAMES, "flags": [{"mem_fraction_static": 0.94}, {"mem_fraction_static": 0.9}]}
+    first, second = client.post("/predictions", json=body).json()["items"]
+    assert abs(first["pool_tokens"]["median"] - 218484) <= 2
+    assert first["pool_tokens"]["low"] <= 218484 <= first["pool_tokens"]["high"]
+    assert abs(first["free_at_ready_gib"]["median"] - 4.2) <= 0.6
+    assert first["basis"]["kind"] == "several_starts"
+    assert second["flags"]["mem_fraction_static"] == 0.9
+    assert second["pool_tokens"]["median"] < first["pool_tokens"]["median"]
+
+
+def test_the_worked_case_is_answered(client: Client, pair_id: str) -> None:
+    """0.926 holds the target, at risk because nothing was verified at that length, and says so."""
+    advice = recommend(client).json()
+    assert advice["status"] == "at_risk"
+    assert advice["flags"] == {"mem_fraction_static": 0.926, "context_length": 200007, "max_running_requests": 8}
+    assert advice["command_line"] == ("--mem-fraction-static 0.926 --context-length 200007 --max-running-requests 8")
+    assert abs(advice["prediction"]["pool_tokens"]["median"] - 200225) <= 10
+    assert abs(advice["prediction"]["free_at_ready_gib"]["median"] - 5.5) <= 0.3
+    assert abs(advice["probability"]["memory"] - 0.84) <= 0.05
+    assert abs(advice["verification_seconds"] - 153) <= 3
+    assert advice["restarts"]["minutes_each"] == 6.0
+    assert advice["basis"]["verified_prompt_tokens"] == 60010
+    assert {change["flag"]: (change["from"], change["to"]) for change in advice["changes"]} == {
+        "mem_fraction_static": (0.94, 0.926),
+        "context_length": (200000, 200007),
+    }
+    codes = {warning["code"] for warning in advice["warnings"]}
+    assert {"context_length_does_not_grow_pool", "nothing_verified_at_this_length"} <= codes
+    assert advice["pair_id"] == pair_id
+
+
+def test_names_may_be_loose(client: Client, pair_id: str) -> None:
+    """Case, spaces, punctuation and vendor do not matter; a substring is not a name."""
+    loose = recommend(client, model="kimi k2.6", gpu="rtx-pro-6000 BLACKWELL workstation edition")
+    assert (loose.status_code, loose.json()["pair_id"]) == (200, pair_id)
+    short = recommend(client, gpu="RTX PRO 6000")
+    assert (short.status_code, short.json()["type"]) == (404, "/problems/not_found")
+    assert short.json()["nearest"] == [f"8 x {GPU}, {MODEL}"]
+
+
+def test_several_matches_are_listed(client: Client, pair_id: str) -> None:
+    """Two spellings that are loosely equal to the question answer 409 with both; an exact one wins."""
+    client.post("/observations", json=start(id=None, model={"name": "Kimi K2.6"}))
+    answer = recommend(client, model="kimi-k2.6")
+    assert (answer.status_code, answer.json()["type"]) == (409, "/problems/ambiguous")
+    assert len(answer.json()["matches"]) == 2
+    assert pair_id in str(answer.json()["matches"])
+    assert recommend(client, model="Kimi K2.6").status_code == 200
+    assert recommend(client).json()["pair_id"] == pair_id
+
+
+def test_a_pair_id_selects_too(client: Client, pair_id: str) -> None:
+    """pair_id stands for all names, and the engine may be left out."""
+    none = dict.fromkeys(NAMES)
+    assert recommend(client, **none, pair_id=pair_id).json()["flags"]["mem_fraction_static"] == 0.926
+
+
+def test_like_chooses_a_deployment_of_the_pair(client: Client, pair_id: str) -> None:
+    """like names an observation of the pair; one of another pair, or of none, is refused."""
+    assert recommend(client, like=start(2)["id"]).status_code == 200
+    assert recommend(client, like="0197b0a0-0000-7000-8000-0000000000aa").status_code == 404
+    other = client.post("/observations", json=start(id=None, model={"name": "other"})).json()["id"]
+    answer = recommend(client, like=other)
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/like")
+
+
+@pytest.mark.parametrize("form", ["args", "systemd", "docker", "compose", "kubernetes"])
+def test_the_answer_can_be_rendered(client: Client, pair_id: str, form: str) -> None:
+    """Each format is text for the engine asked and holds the fraction."""
+    answer = recommend(client, format=form)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain")
+    assert "0.926" in answer.text
+
+
+def test_an_unknown_fraction_is_not_enough_evidence(client: Client) -> None:
+    """A pair without a usable start answers 200 with what to post next."""
+    client.post("/observations", json=start(outcome="failed", flags={}, measurements=None, model={"name": "m"}))
+    answer = recommend(client, model="m")
+    assert (answer.status_code, answer.json()["status"]) == (200, "not_enough_evidence")
+    assert answer.json()["prediction"] == {"pool_tokens": None, "free_at_ready_gib": None, "headroom_gib": None}
+
+
+def test_facts_start_cold(client: Client) -> None:
+    """A pair that was never recorded is answered from the model's facts; without facts it is not found."""
+    selector = {**NAMES, "gpu": "NVIDIA H200", "model": "never/seen"}
+    body = {"selector": selector, "flags": [{"mem_fraction_static": 0.9}]}
+    assert client.post("/predictions", json=body).status_code == 404
+    cold = client.post("/predictions", json={**body, "selector": {**selector, "facts": FACTS}})
+    assert (cold.status_code, cold.json()["items"][0]["basis"]["kind"]) == (200, "config_only")
+    advice = client.post("/recommendations", json={**selector, "facts": FACTS, "target_tokens": 1000})
+    assert (advice.status_code, advice.json()["pair_id"]) == (201, None)
+
+
+def test_new_evidence_changes_the_answer_at_once(client: Client) -> None:
+    """An answer is never older than the evidence: a post, a verification and a retraction show in the next one."""
+    for number in (1, 2):
+        client.post("/observations", json=start(number))
+    seen = [recommend(client).json()]
+    client.post("/observations", json=start(3))
+    seen.append(recommend(client).json())
+    client.post(f"/observations/{start(3)['id']}/verifications", json=VERIFICATION)
+    seen.append(recommend(client).json())
+    client.post(f"/observations/{start(3)['id']}/retraction", json={"reason": "test"})
+    seen.append(recommend(client).json())
+    assert [len(advice["basis"]["observation_ids"]) for advice in seen] == [2, 3, 3, 2]
+    assert [advice["basis"]["verified_prompt_tokens"] for advice in seen] == [None, None, 60010, None]
+
+
+def test_a_recommendation_is_stored_and_settled(client: Client, pair_id: str) -> None:
+    """The stored answer is the one that GET /recommend gives; the first start that names it settles it."""
+    posted = client.post("/recommendations", json=QUESTION)
+    assert posted.status_code == 201
+    way = posted.headers["location"]
+    fresh = recommend(client).json()
+    assert {name: posted.json()[name] for name in fresh} == fresh
+    assert client.get(way).json() == posted.json()
+    assert "0.926" in client.get(f"{way}?format=args").text
+    for host in ("a", "b"):
+        follower = start(3, id=None, host=host, recommendation_id=posted.json()["id"])
+        assert client.post("/observations", json=follower).status_code == 201
+    settled = client.get(way).json()
+    first = client.get(f"/observations/{settled['observation_id']}").json()
+    assert first["host"] == "a"
+    assert settled["settled_at"] is not None
+
+
+def test_calibration_counts_settled_recommendations(client: Client, pair_id: str) -> None:
+    """A recommendation that a start settled is counted, one that none followed is not."""
+    ids = [client.post("/recommendations", json=QUESTION).json()["id"] for _ in range(2)]
+    follower = start(id=None, recommendation_id=ids[0])
+    follower["flags"]["mem_fraction_static"] = 0.926
+    follower["measurements"]["pool_tokens"] = 200225
+    client.post("/observations", json=follower)
+    answer = client.get("/calibration")
+    assert answer.status_code == 200
+    assert answer.json()["settled"] == 1
+
+
+def test_a_curve_rises_with_the_fraction(client: Client, pair_id: str) -> None:
+    """The curve has the points asked for, in order, bands around medians, and the starts beside it."""
+    curve = client.get(f"/pairs/{pair_id}/curve?from=0.8&to=0.95&points=4").json()
+    assert [point["fraction"] for point in curve["points"]] == [0.8, 0.85, 0.9, 0.95]
+    medians = [point["pool_tokens"]["median"] for point in curve["points"]]
+    assert medians == sorted(medians)
+    assert abs(medians[1] - 101134) <= 100
+    assert len(curve["starts"]) == 3
+    assert curve["fraction_flag"] == "mem_fraction_static"
+    (fit,) = client.get(f"/pairs/{pair_id}/fits").json()["items"]
+    named = client.get(f"/pairs/{pair_id}/curve?deployment={fit['deployment_id']}")
+    assert named.json()["deployment"] == fit["deployment"]
+
+
+@pytest.mark.parametrize(
+    ("query", "status"),
+    [("deployment=none", 404), ("from=0.9&to=0.8", 422), ("points=1", 422), ("points=501", 422), ("from=nan", 422)],
+)
+def test_a_bad_curve_is_refused(client: Client, pair_id: str, query: str, status: int) -> None:
+    """An unknown deployment is not found; a range that is none is refused."""
+    assert client.get(f"/pairs/{pair_id}/curve?{query}").status_code == status
+
+
+def test_fits_say_what_they_stand_on(client: Client, pair_id: str) -> None:
+    """A fit has parameters with uncertainty, and evidence with its use and a reason."""
+    answer = client.get(f"/pairs/{pair_id}/fits").json()
+    (fit,) = answer["items"]
+    assert answer["pair_id"] == pair_id
+    slope = fit["parameters"]["slope_tokens_per_fraction"]
+    assert slope["low"] < slope["median"] < slope["high"]
+    assert len(fit["evidence"]) == 3
+    assert all(item["use"] and item["reason"] for item in fit["evidence"])
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"flags": []}, "/flags"),
+        ({"flags": [{}] * 201}, "/flags"),
+        ({"flags": [{"mem_fraction_static": 2}]}, "/flags/0/mem_fraction_static"),
+        ({"flags": [{}, {"hf_token": "x"}]}, "/flags/1/hf_token"),
+        ({"selector": {}}, "/selector/gpu"),
+        ({"selector": {**NAMES, "surprise": 1}}, "/selector/surprise"),
+        ({"surprise": 1}, "/surprise"),
+    ],
+)
+def test_a_bad_prediction_is_refused(client: Client, change: dict[str, Any], pointer: str) -> None:
+    """Selectors and flags of predictions are as strict as those of observations."""
+    answer = client.post("/predictions", json={"selector": NAMES, "flags": [{}], **change})
+    assert answer.status_code == 422
+    assert pointer in [fault["pointer"] for fault in answer.json()["errors"]]

@@ -1,0 +1,180 @@
+"""Tokens and roles: who may post, who may ask, who may manage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from litestar import Litestar
+
+from api.conftest import Client
+from api.samples import NAMES, VERIFICATION, start
+from kvyield_server.app import create_app
+from kvyield_server.errors import ForbiddenError
+from kvyield_server.settings import Settings
+from kvyield_server.storage.memory import MemoryStorage
+from kvyield_server.storage.records import Role
+from kvyield_server.usecases.tokens import new_token
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FAR = datetime(2999, 1, 1, tzinfo=UTC)
+Header = dict[str, str]
+
+
+@pytest.fixture
+def login(storage: MemoryStorage) -> Callable[..., Header]:
+    """Makes a token and returns the header that sends it."""
+
+    def make(role: Role, *, name: str = "t", expires_at: datetime | None = FAR, revoked: bool = False) -> Header:
+        token, text = new_token(name, role, now=NOW, expires_at=expires_at)
+        storage.write(lambda uow: uow.tokens.add(token)).result()
+        if revoked:
+            storage.write(lambda uow: uow.tokens.revoke(token.id, NOW)).result()
+        return {"Authorization": f"Bearer {text}"}
+
+    return make
+
+
+READS = ["/observations", "/pairs", "/recommend", "/calibration", "/metrics", "/export/observations.ndjson"]
+OPEN = ["/health/live", "/health/ready", "/schema/openapi.json", "/problems"]
+
+
+def test_without_tokens_loopback_is_open(client: Client) -> None:
+    """Until the first token is made, a service on loopback serves everybody on that machine."""
+    assert client.get("/observations").status_code == 200
+
+
+@pytest.mark.parametrize("path", READS)
+def test_once_a_token_exists_every_caller_needs_one(client: Client, login: Callable[..., Header], path: str) -> None:
+    """No token and an unknown one answer 401, even when all tokens are revoked by now."""
+    login(Role.READ, revoked=True)
+    for headers in (
+        {},
+        {"Authorization": "Bearer kvy_nope"},
+        {"Authorization": "Basic x"},
+        {"Authorization": "Bearer"},
+    ):
+        answer = client.get(path, headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (401, "/problems/unauthenticated")
+        assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize("path", OPEN)
+def test_health_schema_and_problems_stay_open(client: Client, login: Callable[..., Header], path: str) -> None:
+    """Probes and documentation need no token."""
+    login(Role.READ)
+    assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [({"revoked": True}, "revoked"), ({"expires_at": NOW + timedelta(days=1)}, "expired")],
+)
+def test_a_dead_token_opens_nothing(
+    client: Client, login: Callable[..., Header], changes: dict[str, Any], word: str
+) -> None:
+    """A revoked or expired token answers 401 and says which."""
+    answer = client.get("/pairs", headers=login(Role.ADMIN, **changes))
+    assert answer.status_code == 401
+    assert word in answer.json()["detail"]
+
+
+CALLS = [
+    ("POST", "/observations", {Role.INGEST, Role.ADMIN}),
+    ("POST", "/observations/batch", {Role.INGEST, Role.ADMIN}),
+    ("POST", f"/observations/{start()['id']}/verifications", {Role.INGEST, Role.ADMIN}),
+    ("POST", f"/observations/{start()['id']}/retraction", {Role.ADMIN}),
+    ("GET", "/observations", {Role.INGEST, Role.READ, Role.ADMIN}),
+    ("GET", "/pairs", {Role.INGEST, Role.READ, Role.ADMIN}),
+    ("POST", "/predictions", {Role.READ, Role.ADMIN}),
+    ("GET", "/recommend", {Role.READ, Role.ADMIN}),
+    ("POST", "/recommendations", {Role.READ, Role.ADMIN}),
+    ("GET", "/calibration", {Role.READ, Role.ADMIN}),
+    ("GET", "/export/observations.ndjson", {Role.ADMIN}),
+    ("GET", "/export/observations.csv", {Role.ADMIN}),
+]
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("call", CALLS, ids=lambda call: f"{call[0]} {call[1][:30]}")
+def test_each_role_does_what_it_may(
+    client: Client, login: Callable[..., Header], call: tuple[str, str, set[Role]], role: Role
+) -> None:
+    """A role outside the allowed ones answers 403, before the body is looked at; one inside does not."""
+    method, path, allowed = call
+    answer = client.request(method, path, headers=login(role), content=b"{}" if method == "POST" else None)
+    assert (answer.status_code == 403) == (role not in allowed)
+    if answer.status_code == 403:
+        assert role.value in answer.json()["detail"]
+
+
+def test_an_ingest_token_reads_its_own_pairs_only(client: Client, login: Callable[..., Header]) -> None:
+    """What another token posted is not shown, and is forbidden by id; reading all of an own pair is fine."""
+    mine, other = login(Role.INGEST, name="mine"), login(Role.INGEST, name="other")
+    own = client.post("/observations", json=start(1), headers=mine).json()
+    client.post("/observations", json=start(2), headers=other)
+    foreign = client.post("/observations", json=start(id=None, model={"name": "m"}), headers=other).json()
+    assert [item["id"] for item in client.get("/observations", headers=mine).json()["items"]] == [own["id"]]
+    assert [pair["id"] for pair in client.get("/pairs", headers=mine).json()["items"]] == [own["pair_id"]]
+    shared = client.get(f"/observations?pair_id={own['pair_id']}", headers=mine).json()["items"]
+    assert len(shared) == 2
+    assert client.get(f"/pairs/{own['pair_id']}/fits", headers=mine).status_code == 200
+    for path in (
+        f"/observations/{foreign['id']}",
+        f"/observations?pair_id={foreign['pair_id']}",
+        f"/pairs/{foreign['pair_id']}",
+        f"/pairs/{foreign['pair_id']}/fits",
+        f"/pairs/{foreign['pair_id']}/curve",
+    ):
+        assert client.get(path, headers=mine).status_code == 403
+    way = f"/observations/{foreign['id']}/verifications"
+    assert client.post(way, json=VERIFICATION, headers=mine).status_code == 403
+
+
+def test_the_last_use_is_noted(client: Client, storage: MemoryStorage, login: Callable[..., Header]) -> None:
+    """Using a token writes down when."""
+    client.get("/pairs", headers=login(Role.READ))
+    with storage.read() as uow:
+        (token,) = uow.tokens.list()
+    assert token.last_used_at is not None
+
+
+def test_the_text_of_a_token_is_nowhere(storage: MemoryStorage) -> None:
+    """Only a hash is kept."""
+    token, text = new_token("t", Role.READ, now=NOW, expires_at=None)
+    assert text not in repr(token)
+    assert len(text) > 40
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gpu-01.example"])
+def test_other_addresses_need_a_token_to_start(storage: MemoryStorage, login: Callable[..., Header], host: str) -> None:
+    """Served beyond loopback the service refuses to start until a valid token exists."""
+    login(Role.READ, revoked=True)
+    with pytest.raises(ForbiddenError, match="token create"):
+        create_app(Settings(host=host), storage)
+    login(Role.READ)
+    assert isinstance(create_app(Settings(host=host), storage), Litestar)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_starts_without_tokens(storage: MemoryStorage, host: str) -> None:
+    """Every spelling of loopback is loopback."""
+    assert isinstance(create_app(Settings(host=host), storage), Litestar)
+
+
+def test_retraction_says_who(client: Client, storage: MemoryStorage, login: Callable[..., Header]) -> None:
+    """The audit log names the token that retracted."""
+    admin = login(Role.ADMIN, name="ann")
+    client.post("/observations", json=start(), headers=admin)
+    client.post(f"/observations/{start()['id']}/retraction", json={"reason": "r"}, headers=admin)
+    with storage.read() as uow:
+        (entry,) = uow.audit.page(None, 10).items
+    assert (entry.actor, entry.action, entry.subject) == ("ann", "retract", start()["id"])
+
+
+def test_asking_needs_names(client: Client, login: Callable[..., Header]) -> None:
+    """A reader who asks about nothing known gets a 404, not a 403."""
+    answer = client.post("/predictions", json={"selector": NAMES, "flags": [{}]}, headers=login(Role.READ))
+    assert answer.status_code == 404

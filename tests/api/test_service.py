@@ -1,0 +1,159 @@
+"""Health, metrics, logs and the OpenAPI document."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+from litestar.testing import TestClient
+
+from api.conftest import Client
+from api.samples import start
+from kvyield_server.app import HANDLERS, create_app
+from kvyield_server.schemas import batch, observations, pairs, predictions, recommendations
+from kvyield_server.settings import Settings
+from kvyield_server.storage.memory import MemoryStorage
+
+
+class Outdated(MemoryStorage):
+    """A storage whose schema is of another version."""
+
+    def migration_current(self) -> bool:
+        return False
+
+
+class Broken(MemoryStorage):
+    """A storage with a fault that nobody foresaw."""
+
+    def read(self) -> Any:
+        raise RuntimeError("secret detail of the inside")
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD"])
+@pytest.mark.parametrize("path", ["/health/live", "/health/ready"])
+def test_a_healthy_service_says_so(client: Client, method: str, path: str) -> None:
+    """Both probes answer 200, to HEAD without a body."""
+    answer = client.request(method, path)
+    assert answer.status_code == 200
+    assert bool(answer.content) == (method == "GET")
+
+
+def test_a_closed_database_is_not_ready_and_still_alive(client: Client, storage: MemoryStorage) -> None:
+    """Readiness looks at the database, liveness does not; a caller is told to come again."""
+    storage.close()
+    ready = client.get("/health/ready")
+    assert (ready.status_code, ready.json()["type"]) == (503, "/problems/storage_unavailable")
+    assert int(ready.headers["retry-after"]) > 0
+    assert client.get("/health/live").status_code == 200
+    for answer in (client.get("/pairs"), client.post("/observations", json=start())):
+        assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
+    assert client.post("/observations/batch", json={"observations": [start()]}).status_code == 503
+
+
+def test_an_old_schema_is_not_ready() -> None:
+    """Readiness tells that the database needs a migration."""
+    with TestClient(create_app(Settings(), Outdated())) as client:
+        answer = client.get("/health/ready")
+    assert (answer.status_code, answer.json()["type"]) == (503, "/problems/migration_needed")
+
+
+def test_an_unforeseen_error_tells_nothing_of_the_inside() -> None:
+    """A fault of ours is a 500 problem without its text or a traceback."""
+    with TestClient(create_app(Settings(), Broken()), raise_server_exceptions=False) as client:
+        answer = client.get("/pairs")
+    assert (answer.status_code, answer.json()["type"]) == (500, "/problems/internal")
+    assert "secret" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_metrics_count_by_route_template(client: Client) -> None:
+    """Ids never make a series of their own, unmatched paths share one, and results of posts are counted."""
+    for _ in range(2):
+        client.post("/observations", json=start())
+    client.get(f"/observations/{start()['id']}")
+    client.get("/nothing/here")
+    text = client.get("/metrics").text
+    assert 'route="/observations/{observation_id}",status="200"} 1.0' in text
+    assert 'route="unmatched",status="404"} 1.0' in text
+    assert 'kvyield_observations_total{result="new"} 1.0' in text
+    assert 'kvyield_observations_total{result="again"} 1.0' in text
+    assert "kvyield_writer_queue 0.0" in text
+    assert start()["id"] not in text
+
+
+def test_the_log_has_the_request_id_and_no_body(client: Client) -> None:
+    """One line per request: method, route, status, time, id; neither the body nor the query nor a token."""
+    with structlog.testing.capture_logs() as lines:
+        structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(0))
+        headers = {"Authorization": "Bearer kvy_hidden"}
+        answer = client.post("/observations?secretly=1", json=start(host="hunter2"), headers=headers)
+    (line,) = [line for line in lines if line["event"] == "request"]
+    assert line["request_id"] == answer.json()["request_id"] == answer.headers["x-request-id"]
+    assert (line["method"], line["route"], line["status"]) == ("POST", "/observations", 422)
+    assert not {"hunter2", "secretly", "kvy_hidden"} & set(str(line).replace("'", " ").split())
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    """The OpenAPI document."""
+    with TestClient(create_app(Settings(), MemoryStorage())) as client:
+        answer: dict[str, Any] = client.get("/schema/openapi.json").json()
+    return answer
+
+
+def test_every_route_is_documented(document: dict[str, Any]) -> None:
+    """Each handler but the document's own has its operation, with problems as the default answer."""
+    operations = {op["operationId"]: op for item in document["paths"].values() for op in item.values()}
+    for handler in HANDLERS:
+        if isinstance(handler.operation_id, str) and handler.operation_id != "openapi":
+            assert handler.operation_id in operations
+    for operation in operations.values():
+        assert list(operation["responses"]["default"]["content"]) == ["application/problem+json"]
+        assert "400" not in operation["responses"]
+
+
+@pytest.mark.parametrize(
+    "struct",
+    [
+        observations.ObservationIn,
+        observations.VerificationIn,
+        observations.RetractionIn,
+        batch.BatchIn,
+        predictions.PredictionsIn,
+        recommendations.RecommendationIn,
+    ],
+)
+def test_bodies_are_documented_as_they_are_checked(document: dict[str, Any], struct: type[msgspec.Struct]) -> None:
+    """Required fields, bounds, defaults and the refusal of unknown fields in the document are those of the check."""
+    _, components = msgspec.json.schema_components([struct], ref_template="#/components/schemas/{name}")
+    for name, schema in components.items():
+        assert document["components"]["schemas"][name] == json.loads(json.dumps(schema))
+    assert document["components"]["schemas"][struct.__name__]["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("path", "struct"),
+    [("/recommend", recommendations.RecommendQuery), ("/pairs/{pair_id}/curve", pairs.CurveQuery)],
+)
+def test_parameters_are_documented(document: dict[str, Any], path: str, struct: type[msgspec.Struct]) -> None:
+    """Every query parameter is in the document with its bounds, and needed ones are marked."""
+    parameters = {item["name"]: item for item in document["paths"][path]["get"]["parameters"] if item["in"] == "query"}
+    assert set(parameters) == {field.encode_name for field in msgspec.structs.fields(struct)}
+    assert all(parameters[field.encode_name]["required"] == field.required for field in msgspec.structs.fields(struct))
+
+
+def test_references_of_the_document_resolve(document: dict[str, Any]) -> None:
+    """No reference leads nowhere."""
+    text = json.dumps(document)
+    for part in text.split('"$ref": "')[1:]:
+        name = part.split('"')[0].removeprefix("#/components/schemas/")
+        assert name in document["components"]["schemas"]
+
+
+def test_the_document_needs_no_network(document: dict[str, Any]) -> None:
+    """Nothing in the document or the index points to another host."""
+    assert "http://" not in json.dumps(document)
+    assert "https://" not in json.dumps(document)
