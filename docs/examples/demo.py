@@ -43,7 +43,7 @@ def import_logs(env: dict[str, str]) -> None:
     say("Read the logs of three starts of Kimi K2.6 and post them")
     config = str(EXAMPLES / "kimi-k2.6/config.json")
     run(env, "kvyield", "import", *KIMI, "--gpu-memory-gib", "95.59", "--model-config", config, *logs("kimi-k2.6/*.log"))
-    say("Real starts of SGLang and vLLM on one H200, among them an out-of-memory and a refusal")
+    say("Real starts of SGLang and vLLM on one H200, one of them refused by the engine")
     for name, pattern, config_name in (
         ("Qwen/Qwen3-8B", "h200/*qwen3-8b*.log", "qwen3-8b"),
         ("deepseek-ai/DeepSeek-V2-Lite", "h200/*dsv2-lite*.log", "dsv2-lite"),
@@ -70,9 +70,9 @@ def record_verification(env: dict[str, str]) -> None:
 def ask(env: dict[str, str]) -> None:
     say("Which flags hold a 200,000-token prompt on Kimi K2.6?")
     run(env, "kvyield", "recommend", *KIMI, "--engine", "sglang", "--target-tokens", "200000")
-    say("And five prompts of 120,000 tokens at once with Qwen3-8B on the H200?")
+    say("And six prompts of 120,000 tokens at once with Qwen3-8B on the H200? (SGLang was only ever started at 0.8 there)")
     run(env, "kvyield", "recommend", "--model", "Qwen/Qwen3-8B", *H200, "--engine", "sglang",
-        "--target-tokens", "120000", "--concurrent", "5")  # fmt: skip
+        "--target-tokens", "120000", "--concurrent", "6")  # fmt: skip
 
 
 @contextmanager

@@ -50,12 +50,14 @@ def test_a_card_without_memory_of_its_own_answers_with_the_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["NVIDIA GB10", "NVIDIA GH200 480GB", "NVIDIA Jetson AGX Orin", "Orin (nvgpu)", "NVIDIA Thor"]
+    ("name", "unified"),
+    [("NVIDIA GB10", True), ("NVIDIA Jetson AGX Orin", True), ("Orin (nvgpu)", True), ("NVIDIA Thor", True)]
+    + [("NVIDIA GH200 480GB", False), ("NVIDIA GB200", False)],
 )
-def test_cards_that_share_the_hosts_memory_are_recognised_by_name(name: str) -> None:
-    """GB10, Jetson and Grace are marked as unified memory even where NVML gives figures."""
+def test_cards_that_share_the_hosts_memory_are_recognised_by_name(name: str, unified: bool) -> None:
+    """GB10 and Jetson are unified memory even where NVML gives figures; Grace superchips have HBM of their own."""
     (card,) = nvml_cards(FakeNvml([FakeCard(name, "GPU-1")]))
-    assert card.unified_memory
+    assert card.unified_memory is unified
 
 
 def test_other_processes_on_a_card_are_its_neighbours() -> None:

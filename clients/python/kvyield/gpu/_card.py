@@ -15,7 +15,7 @@ MIB = 1 << 20
 Tool = Literal["nvml", "nvidia-smi", "amd-smi", "rocm-smi"]
 
 _SHARES_HOST_MEMORY = re.compile(
-    r"""\b(?:GB10|GH200|GB200|GB300|Grace|Orin|Xavier|Thor|Tegra|Jetson|DGX\ Spark        # NVIDIA
+    r"""\b(?:GB10|Orin|Xavier|Thor|Tegra|Jetson|DGX\ Spark        # NVIDIA
         |MI300A|gfx90c|gfx103[56]|gfx1103|gfx115\d|Strix|8060S|8050S|8[48]0M|7[48]0M)\b          # AMD
     """,
     re.IGNORECASE | re.VERBOSE,
@@ -40,8 +40,9 @@ class Card:
     """One card, or one MIG device of a card, as its own tool reports it.
 
     ``memory_gib`` is the tool's total over 2^30 and ``free_gib`` its free memory at the moment of asking.
-    ``unified_memory`` is true where the host's processes and page cache live in the same memory (GB10, Jetson, Grace
-    superchips, APUs). ``mig`` is the MIG profile ("1g.10gb"); the MIG devices of one card share its ``index``.
+    ``unified_memory`` is true where the host's processes and page cache live in the same memory (GB10, Jetson, APUs).
+    Grace superchips are not: their GPUs have HBM of their own, which is what NVML reports.
+    ``mig`` is the MIG profile ("1g.10gb"); the MIG devices of one card share its ``index``.
     """
 
     index: int
