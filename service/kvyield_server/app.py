@@ -10,9 +10,9 @@ from typing import Any
 from litestar import Litestar
 from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
-from litestar.types import Receive, Scope, Send
+from litestar.types import Receive, Send
 
-from kvyield_server.api import about, advice, batch, exports, health, observations, pairs
+from kvyield_server.api import about, advice, batch, calibration, exports, health, observations, pairs
 from kvyield_server.api.auth import Gate, guard
 from kvyield_server.api.openapi import document
 from kvyield_server.api.problems import EXCEPTION_HANDLERS
@@ -40,6 +40,7 @@ HANDLERS: tuple[HTTPRouteHandler, ...] = (
     advice.get_recommend,
     advice.post_recommendation,
     advice.get_recommendation,
+    calibration.get_calibration,
     exports.export_ndjson,
     exports.export_csv,
     health.live,
@@ -60,7 +61,7 @@ class Application(Litestar):
             await super().__call__(scope, receive, send)
             return
         services: Services = self.state.services
-        telemetry = Telemetry(services.metrics, _typed(scope), send)
+        telemetry = Telemetry(services.metrics, scope, send)
         try:
             await super().__call__(scope, receive, telemetry.send)
         finally:
@@ -116,7 +117,3 @@ def _lifespan(services: Services) -> Any:
             await services.close()
 
     return lifespan
-
-
-def _typed(scope: Scope) -> Scope:
-    return scope

@@ -1,0 +1,38 @@
+"""Calibrate: how past advice fared, over all recommendations that a start settled."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from kvyield_server.storage.records import PageKey, SettledRecommendation
+from kvyield_server.storage.uow import UnitOfWork
+
+if TYPE_CHECKING:
+    from kvyield_server.domain.calibration import CalibrationReport
+
+_PAGE_SIZE = 500
+
+
+def calibrate(uow: UnitOfWork) -> CalibrationReport:
+    """Return coverage, hit rates and restarts; a retracted start settles nothing."""
+    from kvyield_server.domain import calibration  # noqa: PLC0415 - numpy and scipy load at the first use
+
+    return calibration.calibrate(
+        calibration.Settled(
+            question=item.recommendation.question,
+            advice=item.recommendation.advice,
+            observation=item.observation.observation,
+        )
+        for item in _settled(uow)
+    )
+
+
+def _settled(uow: UnitOfWork) -> Iterator[SettledRecommendation]:
+    after: PageKey | None = None
+    while True:
+        page = uow.recommendations.page_settled(after, _PAGE_SIZE)
+        yield from page.items
+        after = page.next_key
+        if after is None:
+            return
