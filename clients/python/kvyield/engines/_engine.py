@@ -126,7 +126,11 @@ class StartReader(ABC):
         """Take in a line that may tell of a problem; a log without any start-up line is taken for a server at work."""
         begun = self.started or self.opened or self.announced
         phase: Phase = self.phase if begun else "unknown"
-        return self.problems.read(record.number, text, phase, serving=self.announced or not begun)
+        serving = self.announced or not begun
+        found = self.problems.read(record.number, text, phase, serving=serving)
+        if found and serving:
+            self.problems.look_back(self.surroundings.lines_before())
+        return found
 
     def note(self, record: Record) -> None:
         """Keep the line for the excerpt."""

@@ -6,6 +6,7 @@ that it did not stop the engine, and clears it, unless the engine itself said th
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvyield.engines._start import Outcome, Phase, Sourced
@@ -36,6 +37,7 @@ _WRAPPER = any_of(
 )
 _CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|([\d.]+) GiB total capacity")
 
+LINES_BEFORE = 200
 MILD, GENERIC, SPECIFIC = range(3)
 
 
@@ -87,6 +89,12 @@ class Problems:
         weight = MILD if _WRAPPER.search(words) else GENERIC
         self.add(Problem("failed", phase, Sourced(quote(words), source_of(number, text)), weight))
         return True
+
+    def look_back(self, lines: Iterable[bytes]) -> None:
+        """Lines just before a problem at run time, where the engine may have said that it was going down."""
+        recent = list(lines)[-LINES_BEFORE:]
+        if any(_DOWN.search(line.decode("utf-8", "replace"), 0, 4000) for line in recent):
+            self._going_down()
 
     def _going_down(self) -> None:
         self._down = True

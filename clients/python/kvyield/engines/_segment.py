@@ -12,13 +12,14 @@ from kvyield.engines._lines import Hooks, Scanner
 from kvyield.engines._prefix import Record, read_line
 from kvyield.engines._start import Start
 
+DEATH_HOOKS = (b"out of memory", b"OUT_OF_RESOURCES")
 FAILURE_HOOKS = (
     b"rror: ",
-    b"out of memory",
-    b"OUT_OF_RESOURCES",
+    b"xception: ",
     b"OUT_OF_MEMORY",
     b"hit an exception",
     b"EngineDead",
+    b"EngineCore ",
     b"Fatal Python",
 )
 ARRAY_MESSAGE = b'"MESSAGE":['
@@ -65,13 +66,13 @@ class Segmenter:
         self._done: list[Session] = []
         self.scanner = Scanner(self._hooks)
         self._surroundings = Surroundings(reference_time, self.scanner.before)
-        always = (*FAILURE_HOOKS, ARRAY_MESSAGE)
+        always = (*DEATH_HOOKS, ARRAY_MESSAGE)
         openers = _unique(hook for engine in engines for hook in engine.openers)
         ready = _unique(hook for engine in engines for hook in engine.ready)
         hooks = _unique(hook for engine in engines for hook in engine.hooks)
         self._idle: Hooks = (*openers, *always)
         self._almost: Hooks = (*ready, *openers, *always)
-        self._busy: Hooks = _unique((*hooks, *ready, *openers, *SURVIVAL_HOOKS, *always))
+        self._busy: Hooks = _unique((*hooks, *ready, *openers, *FAILURE_HOOKS, *SURVIVAL_HOOKS, *always))
         self._mode: Hooks = self._busy
 
     def _hooks(self) -> Hooks:

@@ -139,9 +139,18 @@ def _role(text: str) -> Role | None:
 
 LMDEPLOY = Engine(
     name="lmdeploy",
-    openers=(b"EngineConfig(", b"block_count", b"CacheConfig("),
+    openers=(b"EngineConfig(",),
     ready=(b"startup complete",),
-    hooks=(b"[TM]", b"block_size = ", b"cached tokens", b"free gpu memory", b"No enough gpu", b"LlamaBatch<T>"),
+    hooks=(
+        b"[TM]",
+        b"block_count",
+        b"CacheConfig(",
+        b"block_size = ",
+        b"cached tokens",
+        b"free gpu memory",
+        b"No enough gpu",
+        b"LlamaBatch<T>",
+    ),
     role=_role,
     reader=LmdeployReader,
 )

@@ -84,7 +84,7 @@ class SglangReader(StartReader):
     def _read_names(self, values: dict[str, Value], where: str) -> None:
         for name, fact in lines.NAMES:
             self.fact(fact, scalar(values.get(name)), f"{where}, {name}")
-        sizes = [values.get(name) for name in ("tp_size", "pp_size", "dp_size")]
+        sizes = [values.get("tp_size"), *(values.get(name, 1) for name in ("pp_size", "dp_size"))]
         if all(isinstance(size, int) and 0 < size < 1 << 16 for size in sizes):
             tensor, pipeline, data = (int(str(size)) for size in sizes)
             replicas = 1 if values.get("enable_dp_attention") else data
@@ -277,7 +277,7 @@ def _role(text: str) -> Role | None:
 
 SGLANG = Engine(
     name="sglang",
-    openers=(b"server_args=", b"Load weight begin", b"max_total_num_tokens"),
+    openers=(b"server_args=", b"Load weight begin"),
     ready=(b"fired up",),
     hooks=(
         *(b"server_args=", b"SERVER_ARGS ", b"Load weight ", b"Init torch", b" Cache ", b"KV cache dtype", b"Capture "),

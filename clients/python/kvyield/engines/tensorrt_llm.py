@@ -27,8 +27,9 @@ _STAMP = re.compile(r"\[(\d\d)/(\d\d)/(\d{4})-(\d\d:\d\d:\d\d)\]")
 _ALLOCATED = re.compile(rf"Allocated {_GIB} for max tokens in paged KV cache \((\d{{1,18}})\)")
 _FREE = re.compile(rf"calculating max tokens in paged kv cache: total: {_GIB}, available: {_GIB}")
 _PEAK = re.compile(
-    rf"Peak memory during memory usage profiling \(torch \+ non-torch\): {_GIB}, available "
-    rf"KV cache memory when calculating max tokens: {_GIB}(?:, fraction is set ([\d.]{{1,20}}))?(?:, kv size per token is (\d{{1,12}}))?"
+    rf"Peak memory during memory usage profiling \(torch \+ non-torch\): {_GIB}, "
+    rf"available KV cache memory when calculating max tokens: {_GIB}"
+    rf"(?:, fraction is set ([\d.]{{1,20}}))?(?:, kv size per token is (\d{{1,12}}))?"
     rf"(?:\. device total memory {_GIB})?"
 )
 _ESTIMATED = re.compile(rf"Estimated max memory in KV cache ?: {_GIB}")
@@ -136,6 +137,7 @@ TENSORRT_LLM = Engine(
     openers=(b"TensorRT-LLM version", b"paged KV cache", b"paged kv cache"),
     ready=(b"startup complete",),
     hooks=(
+        b"TRT-LLM",
         b"GiB",
         b"okens per block",
         b"max_num_tokens=",

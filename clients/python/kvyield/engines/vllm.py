@@ -285,7 +285,7 @@ def _role(text: str) -> Role | None:
 
 VLLM = Engine(
     name="vllm",
-    openers=(b"non-default args", b" with config: ", b"args: Namespace", b"KV cache size: "),
+    openers=(b"non-default args", b" with config: ", b"args: Namespace"),
     ready=(b"startup complete",),
     hooks=(
         *(b"LLM ", b"GiB", b" GB", b" blocks", b"num_gpu_blocks", b"KV cache size", b"Maximum concurrency"),
