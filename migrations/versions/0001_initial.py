@@ -197,6 +197,7 @@ def create_recommendation() -> None:
         sa.ForeignKeyConstraint(["pair_id"], ["pair.id"], name=op.f("fk_recommendation_pair_id")),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_recommendation")),
     )
+    op.create_index(op.f("ix_recommendation_made_at_id"), "recommendation", ["made_at", "id"])
     op.create_index(op.f("ix_recommendation_pair_id"), "recommendation", ["pair_id"])
     op.create_index(op.f("ix_recommendation_settled_at_id"), "recommendation", ["settled_at", "id"])
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from kvyield_server.domain.answers import FitSummary
 from kvyield_server.errors import ConflictError
 from kvyield_server.storage.memory_ledger import State, add_new, known
-from kvyield_server.storage.paging import audit_key, page_of, settled_key
+from kvyield_server.storage.paging import audit_key, page_of, recommendation_key, settled_key
 from kvyield_server.storage.records import (
     ApiToken,
     AuditEntry,
@@ -58,6 +58,9 @@ class MemoryRecommendations:
         settled = replace(recommendation, observation_id=observation_id, settled_at=at)
         self._state.recommendations[recommendation_id] = settled
         return True
+
+    def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
+        return page_of(self._state.recommendations.values(), after, size, recommendation_key)
 
     def page_settled(self, after: PageKey | None, size: int) -> Page[SettledRecommendation]:
         settled = [

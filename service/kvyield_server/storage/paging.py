@@ -12,6 +12,7 @@ from kvyield_server.storage.records import (
     Pair,
     SettledRecommendation,
     StoredObservation,
+    StoredRecommendation,
 )
 
 T = TypeVar("T")
@@ -27,6 +28,10 @@ def pair_key(pair: Pair) -> PageKey:
 
 def audit_key(entry: AuditEntry) -> PageKey:
     return PageKey(entry.at, entry.id)
+
+
+def recommendation_key(stored: StoredRecommendation) -> PageKey:
+    return PageKey(stored.made_at, stored.id)
 
 
 def settled_key(settled: SettledRecommendation) -> PageKey:

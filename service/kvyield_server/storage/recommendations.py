@@ -10,7 +10,7 @@ from sqlalchemy import Connection, select, update
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.observations import SqlObservations
-from kvyield_server.storage.paging import cut, settled_key
+from kvyield_server.storage.paging import cut, recommendation_key, settled_key
 from kvyield_server.storage.records import Page, PageKey, SettledRecommendation, StoredRecommendation
 from kvyield_server.storage.rows import recommendation_from_row, recommendation_to_row
 from kvyield_server.storage.statements import insert_rows, newest_first
@@ -42,6 +42,11 @@ class SqlRecommendations:
         unsettled = (_it.id == recommendation_id, _it.observation_id.is_(None))
         values = {"observation_id": observation_id, "settled_at": at}
         return self._connection.execute(update(tables.recommendation).where(*unsettled).values(values)).rowcount == 1
+
+    def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
+        query = newest_first(select(tables.recommendation), _it.made_at, _it.id, after, size)
+        found = [recommendation_from_row(row) for row in self._connection.execute(query).mappings()]
+        return cut(found, size, recommendation_key)
 
     def page_settled(self, after: PageKey | None, size: int) -> Page[SettledRecommendation]:
         query = newest_first(_SETTLED, _it.settled_at, _it.id, after, size)

@@ -207,6 +207,7 @@ recommendation = Table(
     Column("question", Document, nullable=False),
     Column("advice", Document, nullable=False),
     Column("selector", Json, nullable=False),
+    Index(None, "made_at", "id"),
     Index(None, "settled_at", "id"),
     Index(None, "pair_id"),
 )

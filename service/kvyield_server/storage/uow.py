@@ -115,6 +115,9 @@ class RecommendationRepository(Protocol):
     def settle(self, recommendation_id: UUID, observation_id: UUID, at: datetime) -> bool:
         """Tie an answer to the start that followed it; False when it is settled already: the first start counts."""
 
+    def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
+        """Return all answers, settled or not, by (made_at, id), newest first."""
+
     def page_settled(self, after: PageKey | None, size: int) -> Page[SettledRecommendation]:
         """Return settled answers whose start is not retracted, by (settled_at, id), newest first."""
 
