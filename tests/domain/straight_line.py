@@ -64,6 +64,10 @@ class StraightLine:
     def base_gib(self) -> StudentT | None:
         return StudentT(self.base, self.base * self.base_sd)
 
+    @property
+    def bytes_per_token(self) -> StudentT | None:
+        return StudentT(self.token_bytes, 0.003 * self.token_bytes)
+
 
 @dataclass(frozen=True)
 class StraightAlong:

@@ -72,15 +72,17 @@ def _status(solution: Solution, question: Question) -> Status:
 
 def _stated(case: Case, flags: Flags, changes: tuple[Change, ...]) -> dict[str, Scalar]:
     """Return the flags that the advice states: the fraction, the context length, requests, held and changed ones."""
-    keys = (*advised_keys(case.engine, case.question), *(change.flag for change in changes))
-    return {key: flags[key] for key in dict.fromkeys(keys) if flags.get(key) is not None or key in case.held}
+    changed = {change.flag for change in changes}
+    first = advised_keys(case.engine, case.question)
+    caps = {*NAMES[case.engine].inert_with, NAMES[case.engine].pool_cap}
+    return {key: flags[key] for key in first if key in changed or (flags.get(key) is not None and key not in caps)}
 
 
 def _changes(case: Case, solution: Solution) -> Iterator[Change]:
     running = case.fit.running.flags if case.fit.running else {}
     for key in advised_keys(case.engine, case.question):
         now, then = solution.flags.get(key), running.get(key)
-        if now is not None and now != then:
+        if now != then and key in solution.flags:
             yield Change(flag=key, from_value=then, to_value=now, reason=_reason(case, solution, key))
 
 
@@ -96,7 +98,9 @@ def _reason(case: Case, solution: Solution, key: str) -> str:
     if key == names.context:
         longest = case.question.target_tokens
         return f"a prompt of {longest:,} tokens is admitted with it; it does not grow the pool"
-    return "as many requests are asked for at the same time"
+    if key == names.requests:
+        return "as many requests are asked for at the same time"
+    return f"take it out: with it the pool is not what {names.fraction} gives"
 
 
 def _prediction(case: Case, solution: Solution) -> AdvicePrediction:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil
 
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.flags import NAMES, positive, translated
+from kvyield_server.domain.flags import NAMES, FlagNames, positive, translated
 from kvyield_server.domain.observation import EngineName, Flags, Scalar
 
 SGLANG_RESERVED_TOKENS = 7
@@ -53,7 +53,16 @@ def advised_flags(engine: EngineName, question: Question, running: Flags) -> dic
     requests = positive(flags, names.requests)
     if names.requests not in held and requests is not None and requests < question.concurrent:
         flags[names.requests] = question.concurrent
+    flags.update({key: None for key in _in_the_way(names, question, flags) if key not in held})
     return flags
+
+
+def _in_the_way(names: FlagNames, question: Question, flags: Flags) -> list[str]:
+    """Return flags to take out: those that make the fraction inert, and a cap below what is asked for."""
+    found = [key for key in names.inert_with if flags.get(key) is not None]
+    cap = positive(flags, names.pool_cap)
+    asked = question.concurrent * request_tokens(question) + SGLANG_RESERVED_TOKENS
+    return [*found, names.pool_cap] if names.pool_cap and cap is not None and cap < asked else found
 
 
 def lowered_context(engine: EngineName, question: Question, flags: Flags) -> dict[str, Scalar]:
@@ -65,4 +74,5 @@ def advised_keys(engine: EngineName, question: Question) -> tuple[str, ...]:
     """Return the flags that an advice always states when they are known, in the order in which they are written."""
     names = NAMES[engine]
     first = (names.fraction, names.context, names.requests)
-    return (*first, *(key for key in translated(engine, question.flags) if key not in first))
+    others = (*translated(engine, question.flags), *names.inert_with, *((names.pool_cap,) if names.pool_cap else ()))
+    return (*first, *(key for key in others if key not in first))

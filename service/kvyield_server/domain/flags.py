@@ -17,7 +17,10 @@ from kvyield_server.domain.scalars import as_count, as_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagNames:
-    """One engine's own names for the roles that flags play; None where the engine has no such flag."""
+    """One engine's own names for the roles that flags play; None where the engine has no such flag.
+
+    ``pool_cap`` caps the pool in tokens; a flag of ``inert_with`` sizes the pool by itself, whatever the fraction.
+    """
 
     fraction: str
     context: str
@@ -30,6 +33,8 @@ class FlagNames:
     graph_batch: str | None
     graphs_off: str | None
     speculation: str | None
+    pool_cap: str | None
+    inert_with: tuple[str, ...] = ()
     program: tuple[str, ...]
     model_option: str | None
     image_runs_program: bool = False
@@ -50,6 +55,7 @@ NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
             graph_batch="cuda_graph_max_bs",
             graphs_off="disable_cuda_graph",
             speculation="speculative_algorithm",
+            pool_cap="max_total_tokens",
             program=("python3", "-m", "sglang.launch_server"),
             model_option="--model-path",
         ),
@@ -65,6 +71,8 @@ NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
             graph_batch="max_cudagraph_capture_size",
             graphs_off="enforce_eager",
             speculation="speculative_config",
+            pool_cap=None,
+            inert_with=("num_gpu_blocks_override", "kv_cache_memory_bytes"),
             program=("vllm", "serve"),
             model_option=None,
             image_runs_program=True,
@@ -81,6 +89,7 @@ NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
             graph_batch=None,
             graphs_off=None,
             speculation=None,
+            pool_cap="max_tokens",
             program=("trtllm-serve",),
             model_option=None,
             underscores=True,
@@ -97,6 +106,7 @@ NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
             graph_batch=None,
             graphs_off=None,
             speculation=None,
+            pool_cap=None,
             program=("lmdeploy", "serve", "api_server"),
             model_option=None,
         ),

@@ -28,6 +28,7 @@ from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.token_cost import speculation
 
+_GIB = float(2**30)
 _NOISE_GIB = 0.14
 _PRIOR_DF = 4.0
 _UNSEEN_CHANGE_GIB = 0.4
@@ -44,6 +45,8 @@ class PoolLine(Protocol):
     def flags(self) -> Flags: ...
     @property
     def base_gib(self) -> StudentT | None: ...
+    @property
+    def bytes_per_token(self) -> StudentT | None: ...
     def along(self, flags: Flags) -> PoolAlong: ...
 
 
@@ -71,8 +74,14 @@ class FreeMemoryLine:
             graphs=(there[0] - here[0], there[1] - here[1]),
             table=request_table(self.engine, flags, self.context_tokens),
             unseen_variance=_unseen_variance(self.engine, flags, self.reference),
+            cap_gib=self._cap_gib(flags),
             belief=self.belief,
         )
+
+    def _cap_gib(self, flags: Flags) -> float | None:
+        """Return the GiB of a pool that a flag caps in tokens."""
+        cap, cost = positive(flags, NAMES[self.engine].pool_cap), self.capacity.bytes_per_token
+        return None if cap is None or cost is None else cap * cost.loc / _GIB
 
     def _graphs(self, flags: Flags) -> tuple[float, float]:
         """Return whether graphs are captured, and up to which number of requests."""
@@ -98,6 +107,7 @@ class FreeMemoryAlong:
     graphs: tuple[float, float]
     table: RequestTable
     unseen_variance: float
+    cap_gib: float | None
     belief: Belief | None
 
     def at_ready(self, fraction: float) -> StudentT | None:
@@ -111,12 +121,18 @@ class FreeMemoryAlong:
     def known_gib(self, fraction: float) -> float:
         """Return the part that is arithmetic: what the fraction leaves of the base, less the request table."""
         base = self.base.loc if self.base is not None else 0.0
-        return base * (1.0 - fraction) - self.table.gib(self.pool, fraction)
+        budget, taken = self._budget(fraction)
+        return base * (1.0 - fraction) + budget - taken - self.table.gib(self.pool, fraction)
 
     def row(self, fraction: float) -> Row:
         """Return what the coefficients are multiplied with."""
+        return 1.0, self._budget(fraction)[1], 1.0 - fraction, *self.graphs
+
+    def _budget(self, fraction: float) -> tuple[float, float]:
+        """Return the pool's budget, GiB, and what it takes of that when a flag caps it."""
         budget = self.pool.kv_gib(fraction)
-        return 1.0, budget.loc if budget is not None else 0.0, 1.0 - fraction, *self.graphs
+        full = budget.loc if budget is not None else 0.0
+        return full, full if self.cap_gib is None else min(full, self.cap_gib)
 
 
 def fit_free_memory(starts: Sequence[Observation], capacity: PoolLine, model: Model) -> FreeMemoryLine:

@@ -14,7 +14,6 @@ from math import exp, log, sqrt
 from scipy.special import ndtr, ndtri
 
 from kvyield_server.domain.belief import truncation
-from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.model_facts import is_latent_attention, read_shape
 from kvyield_server.domain.observation import (
     Engine,
@@ -22,10 +21,9 @@ from kvyield_server.domain.observation import (
     Flags,
     Model,
     Observation,
-    Outcome,
-    Verification,
 )
 from kvyield_server.domain.parallel import TENSOR
+from kvyield_server.domain.prompt_evidence import DEFAULT_CHUNK_TOKENS, Drop, Limit, chunk_tokens, drops_of, limits_of
 from kvyield_server.domain.request_table import attention_ranks
 from kvyield_server.domain.scalars import any_named, as_count, first_given
 
@@ -34,8 +32,12 @@ _BEYOND_LOG_SD = 0.4
 _PRIOR_LOG_SD = 0.6
 _MEASURED_LOG_SD = 0.15
 _INTERPOLATED_LOG_SD = 0.25
-_DEFAULT_CHUNK_TOKENS = 8192
-_LEAST_DROP_GIB = 0.02
+_ONE_CHUNK_LOG_SD = 0.15
+_REPEAT_LOG_SD = 0.1
+_LEAST_DROP_GIB = 0.05
+_RESERVING = frozenset({EngineName.VLLM, EngineName.TENSORRT_LLM})
+"""Engines that set a profiled peak aside before they size the pool."""
+
 _LATENT_NAMES = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "glm-5")
 
 
@@ -57,27 +59,6 @@ class LogNormal:
         return self.median_gib * exp(self.log_sd * float(ndtri(probability)))
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """What a passed prompt took: at least ``own_gib`` by itself, at most ``since_ready_gib`` with those before it."""
-
-    prompt_tokens: int
-    chunk_tokens: int
-    own_gib: float
-    since_ready_gib: float
-    longest_so_far: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """A prompt that passed (or died of memory) with ``free_gib`` free at ready, its own need not measured."""
-
-    prompt_tokens: int
-    chunk_tokens: int
-    free_gib: float
-    passed: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptNeed:
     """The prompt need of one deployment, from its verifications and, without any, from the kind of attention."""
@@ -97,11 +78,13 @@ class PromptNeed:
 
     def under(self, flags: Flags) -> PromptNeedUnder:
         """Return the prompt need under these flags as a function of the prompt's length."""
-        return PromptNeedUnder(self, _chunk(self.engine, flags), self._heads_per_gpu(flags) if self.latent else 16.0)
+        return PromptNeedUnder(
+            self, chunk_tokens(self.engine, flags), self._heads_per_gpu(flags) if self.latent else 16.0
+        )
 
     def measured(self, prompt_tokens: int, flags: Flags) -> bool:
         """Return whether memory was measured (or ran out) at this chunk and at a length that proves this one."""
-        chunk = _chunk(self.engine, flags)
+        chunk = chunk_tokens(self.engine, flags)
         proofs: Iterable[Drop | Limit] = (*self.drops, *(limit for limit in self.limits if not limit.passed))
         if self.latent:
             return any(proof.prompt_tokens >= prompt_tokens for proof in proofs)
@@ -135,40 +118,53 @@ class PromptNeedUnder:
     def _prior(self, prompt_tokens: int) -> tuple[float, float]:
         evidence, chunk = self.evidence, self.chunk_tokens
         short = min(1.0, prompt_tokens / chunk)
-        if evidence.engine in (EngineName.VLLM, EngineName.TENSORRT_LLM):
+        if evidence.engine in _RESERVING:
             return log(0.25) + log(max(short, 0.1)), 0.8
         below = 0.3 * abs(log(short))
         if not evidence.latent:
-            return log(1.2 * chunk / _DEFAULT_CHUNK_TOKENS * evidence.hidden_size / 4096 * short), _PRIOR_LOG_SD + below
+            return log(1.2 * chunk / DEFAULT_CHUNK_TOKENS * evidence.hidden_size / 4096 * short), _PRIOR_LOG_SD + below
         return log(2.0 * max(1.0, prompt_tokens / 65536) * self.heads_per_gpu / 16 * short), _PRIOR_LOG_SD + below
 
     def _from_chunks(self, prior: tuple[float, float], prompt_tokens: int) -> tuple[float, float]:
-        """Plain attention: what counts is the largest chunk worked on; distance in chunk widens what is known."""
-        evidence, chunk = [prior], self.chunk_tokens
-        asked = min(prompt_tokens, chunk)
-        for drop in self.evidence.drops:
-            worked = min(drop.prompt_tokens, drop.chunk_tokens)
-            if not drop.longest_so_far and worked < asked:
-                continue
-            away = log(asked / worked)
-            one_chunk = drop.prompt_tokens < min(prompt_tokens, 2 * chunk)
-            sd = sqrt(_MEASURED_LOG_SD**2 + (0.3 * away) ** 2 + (0.15 if one_chunk else 0.0) ** 2)
-            evidence.append((log(max(drop.since_ready_gib, _LEAST_DROP_GIB)) + away, sd))
-        mean, sd = _pooled(evidence)
-        return mean, sqrt(sd**2 + 0.1**2) if len(evidence) > 1 else sd
+        """Plain attention: what counts is the largest chunk worked on; only the drops nearest to it are evidence."""
+        asked = min(prompt_tokens, self.chunk_tokens)
+        drops = [drop for drop in self.evidence.drops if drop.longest_so_far or drop.worked_tokens >= asked]
+        if self.evidence.engine in _RESERVING:
+            drops = [drop for drop in drops if drop.worked_tokens >= asked]
+        if not drops:
+            return prior
+        nearest = min(abs(log(asked / drop.worked_tokens)) for drop in drops)
+        near = [drop for drop in drops if abs(log(asked / drop.worked_tokens)) <= nearest + 1e-9]
+        mean, sd = _pooled([prior, *(self._from_chunk(drop, asked, prompt_tokens) for drop in near)])
+        return mean, sqrt(sd**2 + _REPEAT_LOG_SD**2)
+
+    def _from_chunk(self, drop: Drop, asked: int, prompt_tokens: int) -> tuple[float, float]:
+        away = log(asked / drop.worked_tokens)
+        one_chunk = drop.prompt_tokens < min(prompt_tokens, 2 * self.chunk_tokens)
+        sd = sqrt(_MEASURED_LOG_SD**2 + (0.3 * away) ** 2 + (_ONE_CHUNK_LOG_SD if one_chunk else 0.0) ** 2)
+        return log(max(drop.since_ready_gib, _LEAST_DROP_GIB)) + away, sd
 
     def _from_growth(self, prior: tuple[float, float], prompt_tokens: int) -> tuple[float, float]:
-        """Latent attention: between measured lengths interpolated, beyond the longest a power law that soon widens."""
-        curve = _curve(self.evidence.drops)
+        """Latent attention: between measured lengths interpolated, beyond the longest a power law that soon widens.
+
+        A prompt of one chunk has no prefix to unpack: what it took is only a lower bound for longer ones.
+        """
+        drops = self.evidence.drops
+        curve = _curve([drop for drop in drops if drop.prompt_tokens > drop.chunk_tokens])
+        short = _curve([drop for drop in drops if drop.prompt_tokens <= drop.chunk_tokens])
+        if short and prompt_tokens <= short[-1][0]:
+            return _between(short, prompt_tokens, prior)
+        if short:
+            prior = _truncated(*prior, log(short[-1][1]), _MEASURED_LOG_SD, upper=False)
         if not curve:
             return prior
         longest, need_gib = curve[-1]
-        if prompt_tokens > longest:
-            far = log(prompt_tokens / longest)
-            beyond = log(need_gib) + _GROWTH * far, max(_BEYOND_LOG_SD, sqrt(0.4**2 + (_GROWTH_SD * far) ** 2))
-            trust = min(1.0, max(0.0, (prompt_tokens / longest - 4.0) / 4.0))
-            return _pooled([beyond, (prior[0], 0.9 / sqrt(trust))]) if trust > 0.0 else beyond
-        return _between(curve, prompt_tokens, prior)
+        if prompt_tokens <= longest:
+            return _between(curve, prompt_tokens, prior)
+        far = log(prompt_tokens / longest)
+        beyond = log(need_gib) + _GROWTH * far, sqrt(_BEYOND_LOG_SD**2 + (_GROWTH_SD * far) ** 2)
+        trust = min(1.0, max(0.0, (prompt_tokens / longest - 4.0) / 4.0))
+        return _pooled([beyond, (prior[0], 0.9 / sqrt(trust))]) if trust > 0.0 else beyond
 
     def _limited(self, mean: float, sd: float, limit: Limit, prompt_tokens: int) -> tuple[float, float]:
         if self.evidence.latent:
@@ -190,47 +186,11 @@ def fit_prompt_need(starts: Sequence[Observation], model: Model, engine: Engine)
         latent=_is_latent(model),
         hidden_size=float(shape.hidden_size or 4096),
         attention_heads=shape.attention_heads,
-        drops=tuple(drop for start in starts for drop in _drops(start)),
-        limits=tuple(limit for start in starts for limit in _limits(start)),
+        drops=tuple(drop for start in starts for drop in drops_of(start)),
+        limits=tuple(limit for start in starts for limit in limits_of(start)),
         verified_prompt_tokens=max((check.prompt_tokens for _, check in passed), default=None),
-        verified_chunk_tokens=frozenset(_chunk(engine.name, start.flags) for start, _ in passed),
+        verified_chunk_tokens=frozenset(chunk_tokens(engine.name, start.flags) for start, _ in passed),
     )
-
-
-def _drops(start: Observation) -> Iterable[Drop]:
-    """Return what each passed prompt with sampled memory took, in the order sent."""
-    chunk = _chunk(start.engine.name, start.flags)
-    seen = [check for check in start.verifications if check.lowest_free_gib is not None]
-    firsts = [value for value in (_highest_before(seen), start.measurements.free_at_ready_gib) if value is not None]
-    longest = 0
-    for check in seen:
-        lowest = check.lowest_free_gib
-        before = check.free_before_gib if check.free_before_gib is not None else (firsts[0] if firsts else None)
-        if lowest is None or before is None or not check.passed or check.prompt_tokens < 1:
-            continue
-        own = max(0.0, before - lowest)
-        since_ready = max(own, max(firsts, default=before) - lowest)
-        yield Drop(check.prompt_tokens, chunk, own, since_ready, check.prompt_tokens >= longest)
-        longest = max(longest, check.prompt_tokens)
-
-
-def _highest_before(checks: Sequence[Verification]) -> float | None:
-    """Return the highest figure read before any prompt: sampled as the lows were, so the two compare."""
-    return max((check.free_before_gib for check in checks if check.free_before_gib is not None), default=None)
-
-
-def _limits(start: Observation) -> Iterable[Limit]:
-    """Return passed prompts whose memory was not sampled, and the prompt that the server ran out of memory with."""
-    free = start.measurements.free_at_ready_gib
-    if free is None or free <= 0.0:
-        return
-    chunk = _chunk(start.engine.name, start.flags)
-    for check in start.verifications:
-        if check.passed and check.lowest_free_gib is None and check.prompt_tokens >= 1:
-            yield Limit(check.prompt_tokens, chunk, free, passed=True)
-    prompt = start.failure.prompt_tokens if start.failure else None
-    if start.outcome is Outcome.OOM_RUNTIME and prompt is not None and prompt >= 1:
-        yield Limit(prompt, chunk, free, passed=False)
 
 
 def _curve(drops: Sequence[Drop]) -> list[tuple[int, float]]:
@@ -278,7 +238,3 @@ def _truncated(mean: float, sd: float, bound: float, noise: float, *, upper: boo
 def _is_latent(model: Model) -> bool:
     stated = is_latent_attention(model.facts)
     return stated if stated is not None else any(name in model.name.lower() for name in _LATENT_NAMES)
-
-
-def _chunk(engine: EngineName, flags: Flags) -> int:
-    return positive(flags, NAMES[engine].chunk) or _DEFAULT_CHUNK_TOKENS
