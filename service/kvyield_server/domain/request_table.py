@@ -31,6 +31,7 @@ class RequestTable:
     context_tokens: int | None
     requests: int | None
     ranks: int = 1
+    pool_cap: int | None = None
 
     def gib(self, pool: PoolAlong, fraction: float) -> float:
         """Return the table's GiB on one GPU; zero where the engine keeps none or the context is unknown."""
@@ -42,7 +43,8 @@ class RequestTable:
     def _from_pool(self, pool: StudentT | None) -> int:
         if pool is None or self.context_tokens is None:
             return 2048
-        return int(min(4096.0, max(2048.0, pool.loc / self.context_tokens * 512)))
+        tokens = pool.loc if self.pool_cap is None else min(pool.loc, self.pool_cap)
+        return int(min(4096.0, max(2048.0, tokens / self.context_tokens * 512)))
 
 
 def request_table(engine: EngineName, flags: Flags, model_context_tokens: int | None) -> RequestTable:
@@ -52,7 +54,7 @@ def request_table(engine: EngineName, flags: Flags, model_context_tokens: int | 
     names = NAMES[engine]
     requests = positive(flags, names.requests) or (SPECULATIVE_REQUESTS if speculation(flags) else None)
     context = positive(flags, names.context) or model_context_tokens
-    return RequestTable(context, requests, attention_ranks(flags))
+    return RequestTable(context, requests, attention_ranks(flags), positive(flags, names.pool_cap))
 
 
 def attention_ranks(flags: Flags) -> int:

@@ -1,0 +1,137 @@
+"""Prompt need against prompts that were really sent to an H200."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from domain.measured_memory import measured_prompts, measured_starts
+from domain.straight_line import DOG, KIMI, kimi_flags, start, worked_starts
+from kvyield_server.domain.headroom import LogNormal, PromptNeed, fit_prompt_need
+from kvyield_server.domain.observation import (
+    Engine,
+    EngineName,
+    Failure,
+    Model,
+    Observation,
+    Outcome,
+    Verification,
+)
+
+SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")
+PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8})
+A_GRANULE_GIB = 0.1
+
+
+def need_after(name: str, count: int) -> PromptNeed:
+    """Return the need as believed after the first ``count`` prompts of a measured start."""
+    observed = measured_starts()[name]
+    seen = replace(observed, verifications=measured_prompts()[name][:count])
+    return fit_prompt_need([seen], observed.model, observed.engine)
+
+
+def taken(name: str, prompt: Verification) -> float:
+    first, lowest = measured_prompts()[name][0].free_before_gib, prompt.lowest_free_gib
+    assert first is not None
+    assert lowest is not None
+    return first - lowest
+
+
+@pytest.mark.parametrize("name", sorted(measured_prompts()))
+def test_every_measured_peak_lies_in_its_interval(name: str) -> None:
+    """Whatever shorter prompts came before, each prompt's peak is in the 90 % interval, MLA at 120k included.
+
+    An engine that reserved its peak beforehand takes nothing at all: there the interval must reach down to a granule.
+    """
+    prompts, flags = measured_prompts()[name], measured_starts()[name].flags
+    for seen in range(len(prompts)):
+        need = need_after(name, seen)
+        for prompt in prompts[seen:]:
+            belief, peak = need.need(prompt.prompt_tokens, flags), taken(name, prompt)
+            assert belief.quantile(0.05) <= max(peak, A_GRANULE_GIB), (seen, prompt.prompt_tokens)
+            assert peak <= belief.quantile(0.95), (seen, prompt.prompt_tokens)
+
+
+def test_plain_attention_is_flat_beyond_one_chunk() -> None:
+    """Two chunks verify any length: the need of a longer prompt is no other, and counts as measured."""
+    need = need_after("c5_sgl_srv_q8_080_c8192", 3)
+    flags = measured_starts()["c5_sgl_srv_q8_080_c8192"].flags
+    assert need.need(1_000_000, flags) == need.need(32_768, flags)
+    assert need.measured(1_000_000, flags)
+    assert not need.measured(1_000_000, {**flags, "chunked_prefill_size": 16384})
+
+
+def test_latent_attention_grows_with_the_prompt() -> None:
+    """Beyond the longest verified prompt the need grows by a power of 1.5 and is not measured."""
+    need = need_after("c5_sgl_srv_mla_080_c8192", 4)
+    flags = measured_starts()["c5_sgl_srv_mla_080_c8192"].flags
+    at_64k, at_128k = need.need(65_536, flags), need.need(131_072, flags)
+    assert at_128k.median_gib == pytest.approx(2**1.5 * at_64k.median_gib)
+    assert at_128k.log_sd >= 0.4
+    assert need.measured(65_536, flags)
+    assert not need.measured(131_072, flags)
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "tokens", "median_gib"),
+    [
+        (PLAIN, {"chunked_prefill_size": 8192}, 200_000, 1.2),
+        (PLAIN, {"chunked_prefill_size": 4096}, 200_000, 0.6),
+        (KIMI, kimi_flags(0.9, 8), 200_000, 2.0 * 200_000 / 65_536 * 8 / 16),
+        (KIMI, kimi_flags(0.9, 8), 30_000, 1.0),
+        (KIMI, {"chunked_prefill_size": 8192}, 65_536, 2.0),
+    ],
+)
+def test_priors(model: Model, flags: dict[str, float], tokens: int, median_gib: float) -> None:
+    """Without a verification the need follows chunk and width, or prompt and heads per GPU, with log-sd 0.6."""
+    need = fit_prompt_need([], model, SGLANG).need(tokens, flags)
+    assert (need.median_gib, need.log_sd) == (pytest.approx(median_gib), 0.6)
+
+
+def test_more_verifications_are_tighter() -> None:
+    """Repeats at one chunk and length narrow the need."""
+    flags = {"mem_fraction_static": 0.8, "chunked_prefill_size": 8192}
+    check = Verification(prompt_tokens=40_000, passed=True, free_before_gib=10.0, lowest_free_gib=8.9)
+
+    def log_sd(count: int) -> float:
+        starts = [start(i, flags, model=PLAIN, verifications=(check,)) for i in range(1, count + 1)]
+        return fit_prompt_need(starts, PLAIN, SGLANG).need(200_000, flags).log_sd
+
+    assert log_sd(0) > log_sd(1) > log_sd(2) > log_sd(4)
+
+
+def test_a_shorter_prompt_after_a_longer_one_is_only_bounds() -> None:
+    """Memory that a long prompt took stays taken: the short one after it says nothing new about the long one."""
+    flags = {"mem_fraction_static": 0.8, "chunked_prefill_size": 8192}
+    long = Verification(prompt_tokens=100_000, passed=True, free_before_gib=20.0, lowest_free_gib=14.0)
+    short = Verification(prompt_tokens=20_000, passed=True, free_before_gib=14.0, lowest_free_gib=14.0)
+
+    def need(*checks: Verification) -> LogNormal:
+        return fit_prompt_need([start(1, flags, verifications=checks)], KIMI, SGLANG).need(100_000, flags)
+
+    assert need(long, short) == need(long)
+    assert need(long).median_gib == pytest.approx(6.0)
+
+
+def test_a_passed_prompt_bounds_from_above_and_a_death_from_below() -> None:
+    """A prompt that passed with little memory lowers the need; one that the server died of raises it."""
+
+    def median(observation: Observation) -> float:
+        return fit_prompt_need([observation], KIMI, SGLANG).need(200_000, observation.flags).median_gib
+
+    flags = kimi_flags(0.94, 8)
+    plain = median(start(1, flags, free_at_ready_gib=2.0))
+    passed = Verification(prompt_tokens=200_000, passed=True)
+    assert median(start(1, flags, free_at_ready_gib=2.0, verifications=(passed,))) < plain
+    died = Failure(prompt_tokens=200_000)
+    assert median(start(1, flags, free_at_ready_gib=6.0, outcome=Outcome.OOM_RUNTIME, failure=died)) > plain
+
+
+def test_what_was_verified_is_remembered() -> None:
+    """The longest passed prompt and the chunks that were in use then are known; a failed prompt verifies nothing."""
+    need = fit_prompt_need(worked_starts(), KIMI, SGLANG)
+    assert need.verified_prompt_tokens == 60_010
+    assert need.verified_chunk_tokens == {8192}
+    failed = replace(worked_starts()[0], verifications=(replace(DOG, passed=False),))
+    assert fit_prompt_need([failed], KIMI, SGLANG).verified_prompt_tokens is None
