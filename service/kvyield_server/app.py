@@ -20,6 +20,7 @@ from kvyield_server.api.request import StrictRequest, refuse_parameters
 from kvyield_server.api.services import Services, utc_now
 from kvyield_server.api.telemetry import Telemetry
 from kvyield_server.errors import ForbiddenError
+from kvyield_server.pages.router import page_routers
 from kvyield_server.settings import Settings
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage
@@ -78,7 +79,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
     services = Services(settings, storage or open_storage(settings.database))
     require_token_unless_loopback(settings, services.storage)
     return Application(
-        route_handlers=[*HANDLERS],
+        route_handlers=[*HANDLERS, *page_routers()],
         request_class=StrictRequest,
         exception_handlers=EXCEPTION_HANDLERS,
         guards=[guard],

@@ -7,12 +7,15 @@ from typing import Any
 
 from litestar import Request, get
 from litestar.params import FromPath
+from litestar.response import Redirect
 from msgspec import Struct
 
 from kvyield_server import __version__
 from kvyield_server.api.auth import OPEN
 from kvyield_server.api.problems import STATUS_BY_KIND
 from kvyield_server.errors import KvyieldError, NotFoundError
+
+PAGES = "/ui"
 
 
 class IndexOut(Struct, frozen=True, kw_only=True):
@@ -31,8 +34,10 @@ class ProblemKindOut(Struct, frozen=True, kw_only=True):
 
 
 @get("/", operation_id="index", opt=OPEN)
-async def index() -> IndexOut:
-    """Say where things are."""
+async def index(request: Request[Any, Any, Any]) -> IndexOut | Redirect:
+    """Say where things are; a browser is sent to the pages."""
+    if "text/html" in request.headers.get("accept", ""):
+        return Redirect(PAGES, status_code=302)
     links = {
         "observations": "/observations",
         "pairs": "/pairs",

@@ -1,0 +1,42 @@
+"""The advice log: what was advised, what happened, and how well intervals hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get
+
+from kvyield_server.api.pages import key_of, page_of
+from kvyield_server.api.services import services_of
+from kvyield_server.pages.rendering import page
+from kvyield_server.pages.session import LOOKS
+from kvyield_server.pages.views.calibration import across, coverage_plots, log_row, restarts_text, up
+from kvyield_server.schemas.observations import from_domain
+from kvyield_server.schemas.recommendations import RecommendationOut, recommendation_out
+from kvyield_server.usecases.browse import stored_observation
+from kvyield_server.usecases.calibrate import calibrate
+from kvyield_server.usecases.ports import UnitOfWork
+
+PAGE_SIZE = 25
+LEVELS = (0.5, 0.8, 0.9, 0.95)
+
+
+@get("/ui/advice", opt=LOOKS)
+async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
+    """Show past advice, the newest first, with its calibration."""
+    services, token = services_of(request), request.query_params.get("page_token")
+
+    def work(uow: UnitOfWork) -> dict[str, Any]:
+        found = page_of(uow.recommendations.page(key_of(token), PAGE_SIZE), recommendation_out)
+        report = calibrate(uow)
+        rows = [log_row(answer, _settling(uow, answer)) for answer in found.items]
+        shown = {"plots": coverage_plots(report.overall), "restarts": restarts_text(report.overall)}
+        return {"rows": rows, "next_token": found.next_page_token, "calibration": report.overall, **shown}
+
+    values = await services.read(work)
+    axis = {"across": across, "up": up, "levels": LEVELS, "is_later": bool(token), "here": "advice"}
+    return page(request, "advice_log.html", {**axis, **values})
+
+
+def _settling(uow: UnitOfWork, answer: RecommendationOut) -> Any:
+    return from_domain(stored_observation(uow, answer.observation_id)) if answer.observation_id else None

@@ -1,0 +1,61 @@
+"""The list of pairs, and what to do when there is none yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from litestar import Request, Response, get
+
+from kvyield_server.api.pages import key_of, page_of
+from kvyield_server.api.services import Services, services_of
+from kvyield_server.domain.observation import Outcome
+from kvyield_server.pages.rendering import page
+from kvyield_server.pages.session import LOOKS, services_and_gate
+from kvyield_server.pages.views.pairs import PairRow, pair_row
+from kvyield_server.schemas.observations import from_domain
+from kvyield_server.schemas.pairs import fit_out, pair_out
+from kvyield_server.usecases.browse import pairs_page
+from kvyield_server.usecases.ports import ObservationFilter, Pair, UnitOfWork
+from kvyield_server.usecases.tokens import is_loopback
+
+PAGE_SIZE = 25
+MOST_SEARCHED = 200
+
+
+@get("/ui", opt=LOOKS)
+async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
+    """Show pairs, the newest first, or how to record the first one."""
+    services, gate = services_and_gate(request)
+    search = request.query_params.get("search", "").strip()[:MOST_SEARCHED].replace("\0", "")
+    token = request.query_params.get("page_token")
+
+    def work(uow: UnitOfWork) -> dict[str, Any]:
+        found = page_of(pairs_page(uow, search or None, key_of(token), PAGE_SIZE, None), lambda pair: pair)
+        rows = [row_of(uow, services, pair) for pair in found.items]
+        return {"rows": rows, "next_token": found.next_page_token}
+
+    values = await services_of(request).read(work)
+    is_empty = not values["rows"] and not search and not token
+    first = first_visit(request, needs_token=await gate.is_closed(services)) if is_empty else {}
+    shown = {"here": "pairs", "search": search, "is_later": bool(token), "is_empty": is_empty}
+    return page(request, "pairs.html", {**shown, **values, **first})
+
+
+def row_of(uow: UnitOfWork, services: Services, pair: Pair) -> PairRow:
+    """Return the line of one pair."""
+    newest = uow.observations.page(ObservationFilter(pair_id=pair.id, include_retracted=False), None, 1).items
+    fits = services.fits.of_pair(uow, pair).deployments
+    failures = sum(start.outcome is not Outcome.READY for fit in fits for start in fit.starts)
+    last = from_domain(newest[0]) if newest else None
+    return pair_row(pair_out(pair), last, [fit_out(fit.summary) for fit in fits], failures)
+
+
+def first_visit(request: Request[Any, Any, Any], *, needs_token: bool) -> dict[str, Any]:
+    """Return the commands of a first visit, with the address at which the reader sees this page."""
+    address = f"export KVYIELD_URL={str(request.base_url).rstrip('/')}"
+    token = "\nexport KVYIELD_TOKEN=kvy_..." if needs_token else ""
+    return {
+        "first_address": address + token,
+        "needs_token": needs_token,
+        "is_loopback": is_loopback(request.base_url.hostname or ""),
+    }

@@ -1,0 +1,86 @@
+"""From a template and its values to a response that no script, frame or other host can get into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from litestar import MediaType, Request, Response
+
+from kvyield_server import __version__
+from kvyield_server.api.auth import token_of
+from kvyield_server.domain.observation import Outcome
+from kvyield_server.pages.views.words import moment, outcome_word
+
+HERE = Path(__file__).parent
+STATIC_FOLDER = HERE / "static"
+STATIC_PATH = "/ui/static"
+SECURITY_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+
+
+def page(
+    request: Request[Any, Any, Any],
+    template: str,
+    values: Mapping[str, Any],
+    *,
+    status_code: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> Response[str]:
+    """Return a template as HTML; all values are escaped, and only this server's own scripts may run."""
+    html = render(template, {"caller": token_of(request), **values})
+    sent = {**SECURITY_HEADERS, "Cache-Control": "no-store", **(headers or {})}
+    return Response(html, media_type=MediaType.HTML, status_code=status_code, headers=sent)
+
+
+def render(template: str, values: Mapping[str, Any]) -> str:
+    """Return a template's text."""
+    return _environment().get_template(template).render(version=__version__, **values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters |= {"moment": _moment, "outcome_word": _outcome_word, "query": query_text}
+    environment.globals |= {"static": static_address, "here": "", "signed_out": False}
+    return environment
+
+
+@cache
+def static_address(name: str) -> str:
+    """Return the address of a static file; it changes with the file, so that it can be kept for ever."""
+    digest = sha256((STATIC_FOLDER / name).read_bytes()).hexdigest()[:12]
+    return f"{STATIC_PATH}/{name}?v={digest}"
+
+
+def query_text(values: Mapping[str, Any]) -> str:
+    """Return values as a query, without the empty ones."""
+    return urlencode({name: str(value) for name, value in values.items() if value not in (None, "")})
+
+
+def _moment(at: datetime | None) -> str:
+    return moment(at)
+
+
+def _outcome_word(outcome: Outcome | str) -> str:
+    return outcome_word(Outcome(outcome))

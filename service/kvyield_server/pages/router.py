@@ -1,0 +1,60 @@
+"""All pages under one router: its guard, its errors, its static files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from litestar import Response, Router
+from litestar.datastructures import CacheControlHeader
+from litestar.exceptions import HTTPException
+from litestar.static_files import create_static_files_router
+
+from kvyield_server.errors import KvyieldError
+from kvyield_server.pages import advice_page, observation_page, pair_page, pairs_page, sign_in
+from kvyield_server.pages.rendering import SECURITY_HEADERS, STATIC_FOLDER, STATIC_PATH
+from kvyield_server.pages.session import ANYONE, answer_page_error, page_guard
+
+HANDLERS = (
+    pairs_page.show_pairs,
+    pair_page.show_pair,
+    pair_page.show_advice,
+    pair_page.keep_in_log,
+    pair_page.show_history,
+    pair_page.show_comparison,
+    observation_page.show_observation,
+    observation_page.retract_observation,
+    advice_page.show_log,
+    sign_in.sign_in_page,
+    sign_in.sign_in,
+    sign_in.sign_out,
+)
+
+
+def page_routers() -> Sequence[Router]:
+    """Return the routers of the pages and of their static files, to be added to an application."""
+    pages = Router(
+        "/",
+        route_handlers=HANDLERS,
+        guards=[page_guard],
+        include_in_schema=False,
+        exception_handlers={
+            KvyieldError: answer_page_error,
+            HTTPException: answer_page_error,
+            Exception: answer_page_error,
+        },
+    )
+    static = create_static_files_router(
+        path=STATIC_PATH,
+        directories=[STATIC_FOLDER],
+        include_in_schema=False,
+        opt=ANYONE,
+        cache_control=CacheControlHeader(max_age=31_536_000, public=True, immutable=True),
+        after_request=_secured,
+    )
+    return [pages, static]
+
+
+def _secured(response: Response[Any]) -> Response[Any]:
+    response.headers.update(SECURITY_HEADERS)
+    return response

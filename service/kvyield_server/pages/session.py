@@ -1,0 +1,117 @@
+"""Who looks at a page: a token in a cookie that no script can read, and forms that only our own pages may send."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import structlog
+from litestar import MediaType, Request, Response
+from litestar.connection import ASGIConnection
+from litestar.datastructures import Cookie
+from litestar.handlers import BaseRouteHandler
+
+from kvyield_server.api.auth import TOKEN, Gate
+from kvyield_server.api.problems import ProblemContext, problem_of
+from kvyield_server.api.request import QUERY
+from kvyield_server.api.services import Services, utc_now
+from kvyield_server.api.telemetry import CALLER
+from kvyield_server.errors import ForbiddenError, UnauthenticatedError
+from kvyield_server.pages.rendering import page
+from kvyield_server.usecases.ports import ApiToken, Role
+from kvyield_server.usecases.tokens import authenticate
+
+log = structlog.get_logger("kvyield.pages")
+
+COOKIE = "kvyield_session"
+SEEN_BY = "page_roles"
+LOOKS: dict[str, Any] = {SEEN_BY: frozenset({Role.READ, Role.ADMIN}), QUERY: None}
+MANAGES: dict[str, Any] = {SEEN_BY: frozenset({Role.ADMIN}), QUERY: None}
+ANYONE: dict[str, Any] = {QUERY: None}
+_OWN_SITES = ("same-origin", "none")
+
+
+async def page_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+    """Let a person through whose token has one of the page's roles; anyone while no token exists.
+
+    Raises:
+        UnauthenticatedError: no cookie, or a token that is unknown, expired or revoked.
+        ForbiddenError: the token's role does not allow this, or another site sent the form.
+    """
+    if connection.scope.get("method", "GET") not in ("GET", "HEAD"):
+        refuse_other_sites(connection)
+    roles = handler.opt.get(SEEN_BY)
+    services, gate = services_and_gate(connection)
+    if not roles or not await gate.is_closed(services):
+        return
+    token = await signed_in(services, connection.cookies.get(COOKIE, ""))
+    connection.scope["state"][TOKEN] = token
+    connection.scope["state"][CALLER] = token.name
+    if token.role not in roles:
+        needed = " or ".join(sorted(role.value for role in roles))
+        raise ForbiddenError(f"The token {token.name!r} has the role {token.role}; this needs {needed}.")
+
+
+async def signed_in(services: Services, text: str) -> ApiToken:
+    """Return the token with that text.
+
+    Raises:
+        UnauthenticatedError: there is none that is valid now.
+        ForbiddenError: it is a host's token, which posts and looks at nothing.
+    """
+    if not text:
+        raise UnauthenticatedError("Sign in with a token to see this page.")
+    token = await services.read(lambda uow: authenticate(uow, text, now=utc_now()))
+    if token.role is Role.INGEST:
+        raise ForbiddenError("An ingest token is for a host that posts; sign in with a read or admin token.")
+    return token
+
+
+def services_and_gate(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Services, Gate]:
+    """Return the application's services and what knows whether tokens exist."""
+    return connection.app.state.services, connection.app.state.gate
+
+
+def refuse_other_sites(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
+    """Return when a form comes from one of our own pages.
+
+    Raises:
+        ForbiddenError: a browser says that another site sent it.
+    """
+    site, origin = connection.headers.get("sec-fetch-site"), connection.headers.get("origin")
+    is_own_origin = origin is None or urlsplit(origin).netloc == connection.headers.get("host")
+    if (site is not None and site not in _OWN_SITES) or not is_own_origin:
+        raise ForbiddenError("This form was sent by another site; open the page here and send it again.")
+
+
+def session_cookie(token: ApiToken, text: str, *, is_https: bool) -> Cookie:
+    """Return the cookie of a token, which ends when the token does."""
+    left = None if token.expires_at is None else max(0, int((token.expires_at - utc_now()).total_seconds()))
+    return Cookie(key=COOKIE, value=text, path="/ui", httponly=True, samesite="lax", secure=is_https, max_age=left)
+
+
+def safe_next(wanted: str | None) -> str:
+    """Return where to go after signing in: one of our own pages, whatever was asked for."""
+    parts = urlsplit(wanted or "")
+    is_own = not parts.scheme and not parts.netloc and parts.path.startswith("/ui") and "\\" not in (wanted or "")
+    return wanted if wanted and is_own else "/ui"
+
+
+def answer_page_error(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """Answer any error of a page as a page: to the sign-in where that would help."""
+    if isinstance(error, UnauthenticatedError):
+        return to_sign_in(request)
+    problem = problem_of(error, ProblemContext.of(request))
+    if problem.status == 500:
+        log.error("unexpected_error", request_id=problem.request_id, path=problem.instance, exc_info=error)
+    return page(request, "problem.html", {"problem": problem}, status_code=problem.status)
+
+
+def to_sign_in(request: Request[Any, Any, Any]) -> Response[Any]:
+    """Send a person to the sign-in, and back to this page afterwards."""
+    query = request.scope["query_string"].decode("ascii", "replace")
+    back = request.scope["path"] + (f"?{query}" if query else "")
+    address = f"/ui/sign-in?next={quote(back if request.method == 'GET' else '/ui', safe='')}"
+    is_swap = request.headers.get("hx-request") == "true"
+    headers = {"HX-Redirect": "/ui/sign-in"} if is_swap else {"Location": address}
+    return Response("", status_code=200 if is_swap else 303, headers=headers, media_type=MediaType.HTML)

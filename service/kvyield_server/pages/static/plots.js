@@ -1,0 +1,267 @@
+"use strict";
+// The two plots of a pair: pool tokens and free memory against the fraction, on one axis, with the advice over them.
+(() => {
+  const WORDS = new Intl.NumberFormat("en-US");
+  const tokens = (value) => (value == null ? "—" : WORDS.format(Math.round(value)));
+  const gib = (value) => (value == null ? "—" : `${value.toFixed(2).replace("-", "−")} GiB`);
+  const SHAPES = {
+    ready: (c, x, y, r) => { c.arc(x, y, r, 0, 2 * Math.PI); return "fill"; },
+    refused: (c, x, y, r) => { c.rect(x - r, y - r, 2 * r, 2 * r); return "stroke"; },
+    oom_startup: (c, x, y, r) => { c.moveTo(x, y - 1.25 * r); c.lineTo(x + 1.15 * r, y + r); c.lineTo(x - 1.15 * r, y + r); c.closePath(); return "fill"; },
+    oom_runtime: (c, x, y, r) => { c.moveTo(x, y - 1.35 * r); c.lineTo(x + 1.35 * r, y); c.lineTo(x, y + 1.35 * r); c.lineTo(x - 1.35 * r, y); c.closePath(); return "fill"; },
+    failed: (c, x, y, r) => { c.moveTo(x - r, y - r); c.lineTo(x + r, y + r); c.moveTo(x + r, y - r); c.lineTo(x - r, y + r); return "stroke"; },
+  };
+  const COLOURS = { ready: "--accent", refused: "--amber", oom_startup: "--red", oom_runtime: "--plum", failed: "--muted" };
+  const RADIUS = 4.5;
+  let plots = [];
+  let curve = null;
+  let advice = null;
+
+  const read = (id) => { const node = document.getElementById(id); return node ? JSON.parse(node.textContent) : null; };
+  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const ratio = () => devicePixelRatio || 1;
+
+  function xRange() {
+    const known = [...curve.fraction, ...curve.starts.map((s) => s.fraction)];
+    if (advice) known.push(advice.advised, ...(advice.window || []));
+    const inside = known.filter((f) => f != null && f <= 1.02);
+    return [Math.min(...inside), Math.max(...inside)];
+  }
+
+  function yRange(values, padding) {
+    const known = values.filter((v) => v != null && Number.isFinite(v));
+    const high = Math.max(...known, 1e-9), low = Math.min(...known, 0);
+    const pad = (high - low) * padding;
+    return [low < 0 ? low - pad : 0, high + pad];
+  }
+
+  function atCursor(fraction, which) {
+    const at = curve.fraction.findIndex((f) => f >= fraction - 1e-9);
+    const band = curve[which];
+    if (at < 0 || !band || band.median[at] == null) return null;
+    return { median: band.median[at], low: band.low[at], high: band.high[at] };
+  }
+
+  function label(c, text, x, y, ink, align) {
+    const r = ratio();
+    c.font = `${12 * r}px system-ui, sans-serif`;
+    c.textAlign = align || "left";
+    c.textBaseline = "bottom";
+    c.lineWidth = 4 * r;
+    c.strokeStyle = colour("--panel");
+    c.lineJoin = "round";
+    c.strokeText(text, x, y);
+    c.fillStyle = ink;
+    c.fillText(text, x, y);
+  }
+
+  function under(u) {
+    if (!advice || !advice.window) return;
+    const { left, top, width, height } = u.bbox;
+    const from = Math.max(left, u.valToPos(advice.window[0], "x", true));
+    const to = Math.min(left + width, u.valToPos(advice.window[1], "x", true));
+    u.ctx.fillStyle = colour("--window");
+    u.ctx.fillRect(from, top, Math.max(to - from, 2 * ratio()), height);
+  }
+
+  function line(u, from, to, ink, dash, width) {
+    const c = u.ctx, r = ratio();
+    c.beginPath();
+    c.setLineDash(dash.map((d) => d * r));
+    c.lineWidth = width * r;
+    c.strokeStyle = ink;
+    c.moveTo(...from);
+    c.lineTo(...to);
+    c.stroke();
+    c.setLineDash([]);
+  }
+
+  function vertical(u, fraction, ink, dash, text, row) {
+    if (fraction == null) return;
+    const { left, top, width, height } = u.bbox, x = u.valToPos(fraction, "x", true), r = ratio();
+    if (x < left - 1 || x > left + width + 1) return;
+    line(u, [x, top], [x, top + height], ink, dash, 1.25);
+    if (!text) return;
+    const isRight = x > left + width * 0.75;
+    label(u.ctx, text, x + (isRight ? -6 : 6) * r, top + (16 + 16 * row) * r, ink, isRight ? "right" : "left");
+  }
+
+  function horizontal(u, value, ink, dash, text) {
+    const { left, top, width, height } = u.bbox, y = u.valToPos(value, "y", true), r = ratio();
+    if (y < top - 1 || y > top + height + 1) return;
+    line(u, [left, y], [left + width, y], ink, dash, 1.25);
+    label(u.ctx, text, left + 8 * r, y - 3 * r, ink);
+  }
+
+  function over(which) {
+    return (u) => {
+      const c = u.ctx, { left, top, width, height } = u.bbox;
+      c.save();
+      c.beginPath();
+      c.rect(left, top, width, height);
+      c.clip();
+      const isPool = which === "pool";
+      if (advice) {
+        if (isPool) horizontal(u, advice.target, colour("--ink"), [6, 4], `target ${tokens(advice.target)} tokens`);
+        if (!isPool && advice.need) need(u);
+        vertical(u, advice.running, colour("--muted"), [2, 3], isPool ? `running ${advice.running}` : "", 1);
+        vertical(u, advice.advised, colour("--accent"), [], isPool ? `advised ${advice.advised}` : "", 0);
+      }
+      c.restore();
+      for (const start of curve.starts) mark(u, start, which);
+    };
+  }
+
+  function need(u) {
+    const [low, median, high] = advice.need, { left, width } = u.bbox, c = u.ctx;
+    const top = u.valToPos(high, "y", true), bottom = u.valToPos(low, "y", true);
+    c.fillStyle = colour("--need");
+    c.fillRect(left, top, width, Math.max(bottom - top, 1));
+    horizontal(u, median, colour("--amber"), [6, 4], `a prompt of ${tokens(advice.target)} tokens needs ${gib(median)}`);
+  }
+
+  function place(u, start, which) {
+    if (start.fraction == null) return null;
+    const value = which === "pool" ? start.pool : start.free;
+    if (value == null && (start.outcome === "ready" || which === "free")) return null;
+    return [u.valToPos(start.fraction, "x", true), u.valToPos(value == null ? u.scales.y.min : value, "y", true)];
+  }
+
+  function mark(u, start, which) {
+    const at = place(u, start, which);
+    if (!at) return;
+    const c = u.ctx, r = ratio(), ink = colour(COLOURS[start.outcome]);
+    c.beginPath();
+    const how = SHAPES[start.outcome](c, at[0], at[1], RADIUS * r);
+    c.lineWidth = 1.8 * r;
+    c.strokeStyle = how === "fill" ? colour("--panel") : ink;
+    c.fillStyle = how === "fill" ? ink : colour("--panel");
+    if (how === "fill" || start.outcome === "refused") c.fill();
+    c.stroke();
+  }
+
+  function nearest(u, left, top, which) {
+    let best = null, distance = 14;
+    for (const start of curve.starts) {
+      const at = place(u, start, which);
+      if (!at) continue;
+      const d = Math.hypot((at[0] - u.bbox.left) / ratio() - left, (at[1] - u.bbox.top) / ratio() - top);
+      if (d < distance) [best, distance] = [start, d];
+    }
+    return best;
+  }
+
+  function told(fraction) {
+    const pool = atCursor(fraction, "pool"), free = atCursor(fraction, "free");
+    return [
+      [curve.flag, fraction.toFixed(4).replace(/0$/, "")],
+      ["pool", pool ? `${tokens(pool.median)} tokens (90 %: ${tokens(pool.low)} to ${tokens(pool.high)})` : "not known"],
+      ["free memory at ready", free ? `${gib(free.median)} (90 %: ${gib(free.low)} to ${gib(free.high)})` : "not known"],
+    ];
+  }
+
+  function show(rows, start) {
+    const box = document.getElementById("readout");
+    const nodes = rows.map(([name, value]) => {
+      const line = document.createElement("div"), strong = document.createElement("b");
+      strong.textContent = value;
+      line.append(`${name} `, strong);
+      return line;
+    });
+    if (start) {
+      const line = document.createElement("div"), strong = document.createElement("b");
+      strong.textContent = `${start.fraction}: ${start.pool == null ? "no pool" : `${tokens(start.pool)} tokens`}, ${start.free == null ? "free memory not known" : `${gib(start.free)} free at ready`}`;
+      line.append(`start, ${start.word}, ${new Date(start.at).toLocaleDateString()}: `, strong);
+      nodes.push(line);
+    }
+    box.replaceChildren(...nodes);
+  }
+
+  function hovered(which) {
+    return (u) => {
+      const { left, top } = u.cursor;
+      if (left == null || left < 0 || !u.over.matches(":hover")) return;
+      const start = nearest(u, left, top, which);
+      u.over.classList.toggle("on-start", Boolean(start));
+      u.root.dataset.start = start ? start.id : "";
+      show(told(u.posToVal(left, "x")), start);
+    };
+  }
+
+  function options(which, node, height) {
+    const ink = colour("--muted"), grid = { stroke: colour("--faint"), width: 1 }, ticks = { stroke: colour("--line"), width: 1, size: 4 };
+    const isPool = which === "pool", font = "12px system-ui, sans-serif", band = curve[which];
+    const measured = curve.starts.map((s) => (isPool ? s.pool : s.free));
+    const line = { show: false };
+    return {
+      width: node.clientWidth, height,
+      legend: { show: false },
+      padding: [8, 12, 0, 0],
+      scales: {
+        x: { time: false, range: () => xRange() },
+        y: { range: () => yRange([...(band ? band.high : []), ...(band && !isPool ? band.low : []), ...measured, ...(advice ? (isPool ? [advice.target] : [...(advice.need || [])].slice(0, 2)) : [])], 0.06) },
+      },
+      axes: [
+        { stroke: ink, grid, ticks, font, size: isPool ? 26 : 44, label: isPool ? undefined : curve.flag, labelFont: font, labelSize: 18, values: (u, all) => all.map((v) => +v.toFixed(4)), space: 60 },
+        { stroke: ink, grid, ticks, font, size: 64, values: (u, all) => all.map((v) => (isPool ? tokens(v) : +v.toFixed(2))) },
+      ],
+      series: [{}, { stroke: colour("--accent"), width: 1.75, points: line }, { stroke: "transparent", points: line }, { stroke: "transparent", points: line }],
+      bands: [{ series: [3, 2], fill: colour("--band") }],
+      cursor: { sync: { key: "fraction", scales: ["x", null] }, points: { show: false }, drag: { x: false, y: false }, focus: { prox: -1 } },
+      hooks: { drawClear: [under], draw: [over(which)], setCursor: [hovered(which)] },
+    };
+  }
+
+  function data(which) {
+    const empty = curve.fraction.map(() => null), band = curve[which];
+    return [curve.fraction, ...(band ? [band.median, band.low, band.high] : [empty, empty, empty])];
+  }
+
+  function draw() {
+    for (const plot of plots) plot.destroy();
+    plots = [["pool", 320], ["free", 210]].flatMap(([which, height]) => {
+      const node = document.getElementById(`plot-${which}`);
+      if (!node) return [];
+      const plot = new uPlot(options(which, node, height), data(which), node);
+      plot.over.addEventListener("click", () => { if (plot.root.dataset.start) location.assign(`/ui/observations/${plot.root.dataset.start}`); });
+      return [plot];
+    });
+    document.documentElement.dataset.plots = String(plots.length);
+  }
+
+  function step(node, event) {
+    const count = curve.fraction.length, jump = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10, Home: -count, End: count }[event.key];
+    if (!jump) return;
+    event.preventDefault();
+    const at = Math.min(count - 1, Math.max(0, Number(node.dataset.at || Math.floor(count / 2)) + jump));
+    const fraction = curve.fraction[at], rows = told(fraction);
+    node.dataset.at = at;
+    node.setAttribute("aria-valuenow", fraction);
+    node.setAttribute("aria-valuetext", rows.map((row) => row.join(" ")).join(", "));
+    for (const plot of plots) plot.setCursor({ left: plot.valToPos(fraction, "x"), top: 10 });
+    show(rows, null);
+  }
+
+  function begin() {
+    curve = read("curve-data");
+    advice = read("advice-data");
+    if (!curve || typeof uPlot === "undefined") return;
+    draw();
+    const first = advice && advice.advised != null ? advice.advised : curve.fraction[Math.floor(curve.fraction.length / 2)];
+    show(told(first), null);
+    const stage = document.getElementById("stage");
+    stage.addEventListener("keydown", (event) => step(stage, event));
+    new ResizeObserver(() => {
+      for (const plot of plots) plot.setSize({ width: plot.root.parentElement.clientWidth, height: plot.height });
+    }).observe(stage);
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  }
+
+  document.addEventListener("DOMContentLoaded", begin);
+  document.addEventListener("htmx:afterSettle", (event) => {
+    if (!curve || event.target.id !== "answer") return;
+    advice = read("advice-data");
+    draw();
+    if (advice && advice.advised != null) show(told(advice.advised), null);
+  });
+})();

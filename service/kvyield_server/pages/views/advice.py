@@ -1,0 +1,204 @@
+"""The advice as the first thing to see: flags to restart with, what they will yield, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from kvyield_server.domain.answers import Status
+from kvyield_server.domain.observation import FRACTION_FLAG, Scalar
+from kvyield_server.pages.views.words import (
+    UNKNOWN,
+    duration,
+    figure,
+    flag_option,
+    flag_value,
+    gib,
+    percent,
+    plural,
+    span_gib,
+    span_tokens,
+    tokens,
+)
+from kvyield_server.schemas.recommendations import AdviceOut, ChangeOut, LeverOut, RestartsOut
+
+FORMATS = (
+    ("args", "Arguments"),
+    ("systemd", "systemd"),
+    ("docker", "docker"),
+    ("compose", "compose"),
+    ("kubernetes", "Kubernetes"),
+)
+STATUS_WORDS = {
+    Status.OK: "ok",
+    Status.AT_RISK: "at risk",
+    Status.INFEASIBLE: "infeasible",
+    Status.NOT_ENOUGH_EVIDENCE: "not enough evidence",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One predicted figure: what, how much, between what and what, and the chance that it suffices."""
+
+    name: str
+    value: str
+    span: str
+    chance: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeverRow:
+    """Another way, with what it gains and what it costs."""
+
+    flags: str
+    joint: str
+    gain_tokens: str
+    gain_gib: str
+    cost: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeRow:
+    option: str
+    before: str
+    after: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdviceView:
+    """``texts`` holds (key, name, text) for each form in which the flags can be pasted."""
+
+    status: Status
+    status_word: str
+    heading: str
+    command_line: str
+    summary: str
+    figures: tuple[Figure, ...]
+    changes: tuple[ChangeRow, ...]
+    restarts: str
+    verification: str
+    window: str
+    warnings: tuple[str, ...]
+    explanation: str
+    basis: str
+    levers: tuple[LeverRow, ...]
+    texts: tuple[tuple[str, str, str], ...]
+
+
+def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, str]) -> AdviceView:
+    """Return the advice in words; ``texts`` are its renderings by format."""
+    return AdviceView(
+        status=advice.status,
+        status_word=STATUS_WORDS[advice.status],
+        heading=_heading(advice),
+        command_line=advice.command_line,
+        summary=_summary(advice),
+        figures=_figures(advice, target_tokens),
+        changes=tuple(_change(change) for change in advice.changes),
+        restarts=_restarts(advice.restarts),
+        verification=duration(advice.verification_seconds),
+        window=_window(advice),
+        warnings=tuple(warning.detail for warning in advice.warnings),
+        explanation=advice.explanation,
+        basis=_basis(advice),
+        levers=tuple(_lever(lever) for lever in advice.alternatives),
+        texts=tuple((key, name, texts[key]) for key, name in FORMATS if texts.get(key)),
+    )
+
+
+def _heading(advice: AdviceOut) -> str:
+    if advice.status is Status.INFEASIBLE:
+        return "No fraction holds this target"
+    if advice.status is Status.NOT_ENOUGH_EVIDENCE:
+        return "Not enough evidence for advice"
+    if not advice.changes and advice.flags:
+        return "Keep the flags that run now"
+    return "Restart with" if advice.status is Status.OK else "Restart with, then verify"
+
+
+def _summary(advice: AdviceOut) -> str:
+    chance = advice.probability
+    if advice.status is Status.INFEASIBLE and advice.binding_constraint:
+        return f"What stands in the way: {advice.binding_constraint.replace('_', ' ')}."
+    if chance is None or chance.joint is None:
+        return ""
+    return f"{percent(chance.joint)} chance that pool and memory both suffice"
+
+
+def _figures(advice: AdviceOut, target_tokens: int) -> tuple[Figure, ...]:
+    predicted, chance = advice.prediction, advice.probability
+    pool, free, headroom = predicted.pool_tokens, predicted.free_at_ready_gib, predicted.headroom_gib
+    return (
+        Figure(
+            name="Pool",
+            value=f"{tokens(pool.median)} tokens" if pool else UNKNOWN,
+            span=span_tokens(pool),
+            chance=f"{percent(chance.pool)} holds the target" if chance else "",
+        ),
+        Figure(
+            name="Free memory at ready",
+            value=gib(free.median, 1) if free else UNKNOWN,
+            span=span_gib(free),
+            chance="",
+        ),
+        Figure(
+            name="Headroom at the peak of a prompt",
+            value=gib(headroom.median, 1) if headroom else UNKNOWN,
+            span=span_gib(headroom),
+            chance=f"{percent(chance.memory)} survives {tokens(target_tokens)} tokens" if chance else "",
+        ),
+    )
+
+
+def _change(change: ChangeOut) -> ChangeRow:
+    before = UNKNOWN if change.from_value is None else flag_value(change.from_value)
+    return ChangeRow(
+        option=flag_option(change.flag), before=before, after=flag_value(change.to_value), reason=change.reason
+    )
+
+
+def _restarts(plan: RestartsOut | None) -> str:
+    if plan is None or plan.expected is None:
+        return UNKNOWN
+    minutes = f", {figure(plan.minutes, 1)} min" if plan.minutes is not None else ""
+    return f"{figure(plan.expected, 1)} expected{minutes}"
+
+
+def _window(advice: AdviceOut) -> str:
+    if advice.window is None:
+        return "empty at this confidence"
+    low, high = figure(advice.window.lowest, 3), figure(advice.window.highest, 3)
+    return f"{FRACTION_FLAG[advice.engine]} {low} to {high}"
+
+
+def _basis(advice: AdviceOut) -> str:
+    kinds = {
+        "config_only": "the model's config and the card only",
+        "transfer": "starts of the same model on other hardware",
+        "one_start": "one start",
+        "several_starts": plural(len(advice.basis.observation_ids), "start"),
+    }
+    longest = advice.basis.verified_prompt_tokens
+    verified = f"longest verified prompt {tokens(longest)} tokens" if longest else "no prompt verified yet"
+    return f"Rests on {kinds[advice.basis.kind.value]}; {verified}."
+
+
+def _lever(lever: LeverOut) -> LeverRow:
+    return LeverRow(
+        flags=flags_text(lever.flags) or "no flag",
+        joint=percent(lever.joint),
+        gain_tokens=_signed(tokens(lever.gain_tokens), lever.gain_tokens),
+        gain_gib=_signed(figure(lever.gain_gib, 1), lever.gain_gib),
+        cost=lever.cost,
+    )
+
+
+def flags_text(flags: Mapping[str, Scalar]) -> str:
+    """Return flags as they stand on a command line."""
+    return "  ".join(f"{flag_option(name)} {flag_value(value)}" for name, value in flags.items())
+
+
+def _signed(text: str, value: float | None) -> str:
+    return f"+{text}" if value is not None and value > 0 else text

@@ -1,0 +1,161 @@
+"""Everything known of one start, in the order in which a person asks for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kvyield_server.domain.observation import Measurements, Verification
+from kvyield_server.pages.views.comparison import MEASUREMENT_WORDS, measurement_text
+from kvyield_server.pages.views.words import UNKNOWN, duration, flag_value, gib, label_word, tokens
+from kvyield_server.schemas.observations import ObservationOut
+from kvyield_server.schemas.pairs import FitOut
+
+SOURCE_WORDS = {
+    "log": "the engine's log",
+    "endpoint": "the engine's endpoints",
+    "import": "an imported log",
+    "manual": "typed by hand",
+}
+USE_WORDS = {
+    "point": "a point on the line",
+    "bound": "a bound",
+    "free_memory_only": "used for free memory only",
+    "set_aside": "set aside",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryStep:
+    """Free memory at one moment; ``share`` of the highest, from 0 to 100, is the length of its bar."""
+
+    moment: str
+    gib: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerificationRow:
+    """One long prompt."""
+
+    prompt_tokens: str
+    concurrent: str
+    has_passed: bool
+    elapsed: str
+    first_token: str
+    cached: str
+    lowest_free: str
+    prompt_need: str
+    answer: str
+    error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservationView:
+    """``source`` says where the values came from, ``fit_use`` what the fit made of the start."""
+
+    source: str
+    measurements: tuple[tuple[str, str], ...]
+    flags: tuple[tuple[str, str], ...]
+    failure: tuple[tuple[str, str], ...]
+    facts: tuple[tuple[str, str], ...]
+    verifications: tuple[VerificationRow, ...]
+    memory: tuple[MemoryStep, ...]
+    fit_use: str
+    fit_reason: str
+
+
+def observation_view(start: ObservationOut, fits: list[FitOut]) -> ObservationView:
+    """Return all that is known of a start, and what became of it in the fits of its pair."""
+    use, reason = _fit_use(start, fits)
+    return ObservationView(
+        source=SOURCE_WORDS.get(start.source or "", "not said"),
+        measurements=_measurements(start.measurements),
+        flags=tuple((name, flag_value(start.flags[name])) for name in sorted(start.flags)),
+        failure=_failure(start),
+        facts=tuple((name, _fact(value)) for name, value in sorted(start.model["facts"].items())),
+        verifications=tuple(_verification(item, start.measurements) for item in start.verifications),
+        memory=memory_steps(start.measurements, start.verifications),
+        fit_use=use,
+        fit_reason=reason,
+    )
+
+
+def memory_steps(measured: Measurements, verifications: tuple[Verification, ...]) -> tuple[MemoryStep, ...]:
+    """Return free memory from before load to the lowest point of each prompt, as far as it was measured."""
+    known = [
+        ("before load", measured.free_before_load_gib),
+        ("after load", measured.free_after_load_gib),
+        ("at pool end, before graphs", measured.free_at_pool_end_gib),
+        ("at ready", measured.free_at_ready_gib),
+    ]
+    for item in verifications:
+        known.append((f"before the prompt of {tokens(item.prompt_tokens)} tokens", item.free_before_gib))
+        known.append((f"lowest during the prompt of {tokens(item.prompt_tokens)} tokens", item.lowest_free_gib))
+    steps = [(moment, value) for moment, value in known if value is not None]
+    highest = max((value for _, value in steps), default=0.0) or 1.0
+    return tuple(MemoryStep(moment=m, gib=gib(v), share=round(max(0.0, v) / highest * 100, 2)) for m, v in steps)
+
+
+def _measurements(measured: Measurements) -> tuple[tuple[str, str], ...]:
+    values = [(field.name, getattr(measured, field.name)) for field in fields(Measurements)]
+    return tuple(
+        (MEASUREMENT_WORDS[name], measurement_text(name, value)) for name, value in values if value is not None
+    )
+
+
+def _failure(start: ObservationOut) -> tuple[tuple[str, str], ...]:
+    failure = start.failure
+    if failure is None:
+        return ()
+    rows = (
+        ("Phase", label_word(failure.phase.value)),
+        ("Smallest fraction, as the engine said", flag_value(failure.minimum_fraction)),
+        ("Longest prompt in flight", f"{tokens(failure.prompt_tokens)} tokens"),
+        ("KV cache that it had", gib(failure.available_kv_cache_gib)),
+        ("In its own words", failure.message or ""),
+    )
+    known = (True, *(value is not None for value in (failure.minimum_fraction, failure.prompt_tokens)))
+    is_known = (*known, failure.available_kv_cache_gib is not None, bool(failure.message))
+    return tuple(row for row, known in zip(rows, is_known, strict=True) if known)
+
+
+def _verification(item: Verification, measured: Measurements) -> VerificationRow:
+    before = measured.free_at_ready_gib
+    need = before - item.lowest_free_gib if before is not None and item.lowest_free_gib is not None else None
+    return VerificationRow(
+        prompt_tokens=tokens(item.prompt_tokens),
+        concurrent=str(item.concurrent or 1),
+        has_passed=item.passed,
+        elapsed=duration(item.elapsed_seconds),
+        first_token=duration(item.time_to_first_token_seconds),
+        cached=tokens(item.cached_tokens),
+        lowest_free=gib(item.lowest_free_gib),
+        prompt_need=gib(need),
+        answer=_answer(item),
+        error=item.error or "",
+    )
+
+
+def _answer(item: Verification) -> str:
+    if item.answer_received is None:
+        return UNKNOWN
+    if item.answer_expected is None or item.answer_expected == item.answer_received:
+        return item.answer_received
+    return f"{item.answer_received} (expected {item.answer_expected})"
+
+
+def _fit_use(start: ObservationOut, fits: list[FitOut]) -> tuple[str, str]:
+    if start.retracted_at is not None:
+        return "left out", "It was retracted."
+    for fit in fits:
+        for item in fit.evidence:
+            if item.observation_id == start.id:
+                return USE_WORDS.get(item.use, label_word(item.use)), item.reason
+    return "not used", ""
+
+
+def _fact(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(_fact(item) for item in value)
+    return flag_value(value) if isinstance(value, bool | int | float | str) or value is None else str(value)

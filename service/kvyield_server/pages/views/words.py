@@ -1,0 +1,118 @@
+"""Figures and names as people read them, each with its unit."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from math import isfinite
+
+from kvyield_server.domain.observation import EngineName, Outcome, Scalar
+from kvyield_server.schemas.common import EstimateOut
+
+UNKNOWN = "—"
+MINUS = "−"
+
+ENGINE_WORDS = {
+    EngineName.SGLANG: "SGLang",
+    EngineName.VLLM: "vLLM",
+    EngineName.TENSORRT_LLM: "TensorRT-LLM",
+    EngineName.LMDEPLOY: "LMDeploy",
+}
+OUTCOME_WORDS = {
+    Outcome.READY: "ready",
+    Outcome.REFUSED: "refused",
+    Outcome.OOM_STARTUP: "OOM at start-up",
+    Outcome.OOM_RUNTIME: "OOM at run time",
+    Outcome.FAILED: "failed",
+}
+
+
+def tokens(value: float | None) -> str:
+    """Return a count with thousands apart, without the word tokens."""
+    return UNKNOWN if value is None else f"{round(value):,}".replace("-", MINUS)
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """Return a number with at most ``digits`` decimals and no trailing zeros."""
+    if value is None or not isfinite(value):
+        return UNKNOWN
+    text = f"{value:,.{digits}f}"
+    text = text.rstrip("0").rstrip(".") if "." in text else text
+    return ("0" if text in ("-0", "") else text).replace("-", MINUS)
+
+
+def gib(value: float | None, digits: int = 2) -> str:
+    """Return an amount of memory in GiB."""
+    return UNKNOWN if value is None else f"{figure(value, digits)} GiB"
+
+
+def percent(probability: float | None) -> str:
+    """Return a probability; what is not certain never reads as 0 % or 100 %."""
+    if probability is None:
+        return UNKNOWN
+    if probability >= 0.9995:
+        return "> 99.9 %" if probability < 1.0 else "100 %"
+    if 0.0 < probability < 0.0005:
+        return "< 0.1 %"
+    digits = 1 if probability > 0.99 or probability < 0.01 else 0
+    return f"{figure(probability * 100, digits)} %"
+
+
+def span_tokens(estimate: EstimateOut | None) -> str:
+    """Return the interval of an estimate in tokens."""
+    return UNKNOWN if estimate is None else f"{tokens(estimate.low)} to {tokens(estimate.high)}"
+
+
+def span_gib(estimate: EstimateOut | None, digits: int = 1) -> str:
+    """Return the interval of an estimate in GiB."""
+    return UNKNOWN if estimate is None else f"{figure(estimate.low, digits)} to {figure(estimate.high, digits)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Return a time span in the two largest units that it fills."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 60:
+        return f"{figure(seconds, 1)} s"
+    whole = round(seconds)
+    hours, minutes, rest = whole // 3600, whole % 3600 // 60, whole % 60
+    parts = [f"{hours} h", f"{minutes} min"] if hours else [f"{minutes} min", f"{rest} s"]
+    return " ".join(part for part in parts if not part.startswith("0 "))
+
+
+def moment(at: datetime | None) -> str:
+    """Return a time in UTC, as it stands on the page until the reader's zone is known."""
+    return UNKNOWN if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+def engine_word(name: EngineName) -> str:
+    """Return an engine's name as its makers write it."""
+    return ENGINE_WORDS[name]
+
+
+def outcome_word(outcome: Outcome) -> str:
+    """Return how a start ended, in words."""
+    return OUTCOME_WORDS[outcome]
+
+
+def flag_value(value: Scalar) -> str:
+    """Return a flag's value: off and on in words, numbers without an exponent where that is shorter."""
+    if value is None or value is False:
+        return "off"
+    if value is True:
+        return "on"
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def flag_option(name: str) -> str:
+    """Return a flag's name as it stands on a command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def plural(count: int, one: str, many: str | None = None) -> str:
+    """Return a count with its noun."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def label_word(code: str) -> str:
+    """Return a fit's label or a warning's code in plain words."""
+    return code.replace("_", " ")
