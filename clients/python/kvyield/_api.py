@@ -62,11 +62,11 @@ class Api:
             token = page.next_page_token
 
     def add_verification(self, observation_id: UUID | str, verification: _wire.Verification) -> _wire.StoredObservation:
-        """Add a long prompt's result to a start. Never retried: a repetition would be a second verification."""
+        """Add a long prompt's result to a start; the same one again is known."""
         return self._send(_calls.add_verification(observation_id, verification))
 
     def retract(self, observation_id: UUID | str, reason: str) -> _wire.StoredObservation:
-        """Take a start out of the fits; it stays in the ledger, marked with the reason."""
+        """Take a start out of the fits; it stays in the ledger, marked with the reason. Never retried."""
         return self._send(_calls.retract(observation_id, reason))
 
     def pairs_page(self, **filters: object) -> _wire.PairPage:
@@ -167,11 +167,11 @@ class AsyncApi:
     async def add_verification(
         self, observation_id: UUID | str, verification: _wire.Verification
     ) -> _wire.StoredObservation:
-        """Add a long prompt's result to a start. Never retried: a repetition would be a second verification."""
+        """Add a long prompt's result to a start; the same one again is known."""
         return await self._send(_calls.add_verification(observation_id, verification))
 
     async def retract(self, observation_id: UUID | str, reason: str) -> _wire.StoredObservation:
-        """Take a start out of the fits; it stays in the ledger, marked with the reason."""
+        """Take a start out of the fits; it stays in the ledger, marked with the reason. Never retried."""
         return await self._send(_calls.retract(observation_id, reason))
 
     async def pairs_page(self, **filters: object) -> _wire.PairPage:

@@ -83,7 +83,7 @@ def observation(observation_id: UUID | str) -> Call[_wire.StoredObservation]:
 def add_verification(observation_id: UUID | str, verification: _wire.Verification) -> Call[_wire.StoredObservation]:
     path = f"/observations/{_segment(observation_id)}/verifications"
     reader = _reader(_wire.StoredObservation)
-    return Call("POST", path, reader, body=encode(verification), idempotent=False)
+    return Call("POST", path, reader, body=encode(verification))
 
 
 def retract(observation_id: UUID | str, reason: str) -> Call[_wire.StoredObservation]:

@@ -101,10 +101,12 @@ class Spool:
         One process sends at a time; the others wait ``wait_seconds`` for their turn, then leave it to the first.
         """
         outcome = Outcome()
+        seen: set[Path] = set()
         with self._locked(wait_seconds) as has_turn:
-            while has_turn and (paths := _files(self._pending)):
+            while has_turn and (paths := [path for path in _files(self._pending) if path not in seen]):
                 if not all(self._send_one(path, post, outcome, report) for path in paths):
                     break
+                seen.update(paths)
         outcome.pending = self.pending_count()
         return outcome
 
@@ -142,7 +144,7 @@ class Spool:
             if item.observation is not None:
                 outcome.sent.append(post(item.observation))
                 _unlink(path)
-            elif path.exists():
+            elif os.path.lexists(path):
                 outcome.refused.append(self._set_aside_damaged(item))
         except NotAllowedError as error:
             outcome.stopped_by = error

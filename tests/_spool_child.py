@@ -1,0 +1,36 @@
+"""A process that fills or sends a spool until it is killed: ``_spool_child.py add|send ROOT [URL]``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from _samples_client import sample
+from kvyield import Client
+from kvyield._transfer import Limits
+from kvyield.spool import Spool
+
+
+def add(spool: Spool, first: int) -> None:
+    """Adds for ever; prints each number after its `add` has returned."""
+    number = first
+    while True:
+        spool.add(sample(number))
+        print(number, flush=True)
+        number += 1
+
+
+def send(spool: Spool, url: str) -> None:
+    """Sends until the spool is empty, then says so."""
+    with Client(url, limits=Limits(first_pause_seconds=0.01)) as client:
+        print("go", flush=True)
+        outcome = spool.send(client.post_observation, wait_seconds=30.0)
+    print("sent", len(outcome.sent), outcome.stopped_by, flush=True)
+
+
+if __name__ == "__main__":
+    verb, root, argument = sys.argv[1:]
+    if verb == "add":
+        add(Spool(Path(root)), int(argument))
+    else:
+        send(Spool(Path(root)), argument)
