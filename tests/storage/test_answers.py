@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
+from uuid import UUID
 
 from kvyield_server.errors import ConflictError, NotFoundError
 from kvyield_server.storage.records import ApiToken, AuditEntry, Role, StoredFit
-from kvyield_server.storage.uow import Storage
+from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.storage.values import new_id
 from storage.samples import NOON, minutes, recommendation, recording, start, summary
 
 TOKEN = ApiToken(id=new_id(), name="host", role=Role.INGEST, token_hash="hash", created_at=NOON, expires_at=minutes(9))
+
+
+def adding(repository: str, record: object) -> Callable[[UnitOfWork], None]:
+    """Return a job that adds a record to the repository of that name."""
+    return lambda unit: getattr(unit, repository).add(record)
+
+
+def settling(recommendation_id: UUID, observation_id: UUID, at: datetime) -> Callable[[UnitOfWork], bool]:
+    return lambda unit: unit.recommendations.settle(recommendation_id, observation_id, at)
 
 
 def test_fits_of_a_pair_are_replaced(storage: Storage) -> None:
@@ -66,7 +78,7 @@ def test_settling_needs_both(storage: Storage) -> None:
     storage.write(recording(observation)).result()
     storage.write(lambda unit: unit.recommendations.add(answer)).result()
     for pair in ((new_id(), observation.id), (answer.id, new_id())):
-        future = storage.write(lambda unit, pair=pair: unit.recommendations.settle(*pair, NOON))
+        future = storage.write(settling(*pair, NOON))
         assert isinstance(future.exception(), NotFoundError)
 
 
@@ -76,9 +88,8 @@ def test_settled_pages_leave_retracted_starts_out(storage: Storage) -> None:
     answers = [recommendation() for _ in starts]
     for count, (observation, answer) in enumerate(zip(starts, answers, strict=True)):
         storage.write(recording(observation)).result()
-        storage.write(lambda unit, answer=answer: unit.recommendations.add(answer)).result()
-        link = (answer.id, observation.id, minutes(count))
-        storage.write(lambda unit, link=link: unit.recommendations.settle(*link)).result()
+        storage.write(adding("recommendations", answer)).result()
+        storage.write(settling(answer.id, observation.id, minutes(count))).result()
     storage.write(lambda unit: unit.recommendations.add(recommendation())).result()
     storage.write(lambda unit: unit.observations.retract(starts[1].id, "bad", NOON)).result()
     with storage.read() as unit:
@@ -93,7 +104,7 @@ def test_tokens_are_found_by_hash(storage: Storage) -> None:
     """A token is found by its hash, listed newest first, and its hash is stored once."""
     newer = replace(TOKEN, id=new_id(), token_hash="other", created_at=minutes(1), expires_at=None)
     for token in (TOKEN, newer):
-        storage.write(lambda unit, token=token: unit.tokens.add(token)).result()
+        storage.write(adding("tokens", token)).result()
     with storage.read() as unit:
         assert unit.tokens.by_hash("hash") == TOKEN
         assert unit.tokens.by_hash("none") is None
@@ -138,7 +149,7 @@ def test_the_audit_trail_is_paged(storage: Storage) -> None:
         for count in range(3)
     ]
     for entry in entries:
-        storage.write(lambda unit, entry=entry: unit.audit.add(entry)).result()
+        storage.write(adding("audit", entry)).result()
     with storage.read() as unit:
         first = unit.audit.page(None, 2)
         last = unit.audit.page(first.next_key, 2)

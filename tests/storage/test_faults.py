@@ -147,7 +147,7 @@ def fill(storage: Storage) -> set[UUID]:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
+def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], object]]]:
     """A folder that takes about a mebibyte, and how to let it take more: a small file system where one may be mounted,
     else a limit on the size of the files of this process."""
     disk = tmp_path / "disk"
@@ -163,7 +163,7 @@ def small_disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[], None]]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_refuses_and_recovers(small_disk: tuple[Path, Callable[[], None]]) -> None:
+def test_a_full_disk_refuses_and_recovers(small_disk: tuple[Path, Callable[[], object]]) -> None:
     """On a full disk writes fail by name, acknowledged rows stay readable, and with room the same storage goes on."""
     folder, grow = small_disk
     url = f"sqlite:///{folder / 'kvyield.db'}"

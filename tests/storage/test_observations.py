@@ -22,7 +22,7 @@ from kvyield_server.domain.observation import (
 )
 from kvyield_server.errors import ConflictError, InvalidError, NotFoundError
 from kvyield_server.storage.records import ObservationFilter, PageKey, StoredObservation
-from kvyield_server.storage.uow import Storage
+from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.storage.values import new_id
 from storage.samples import full_start, minutes, recording, start
 
@@ -41,6 +41,10 @@ def listed(storage: Storage, **wanted: Any) -> list[Observation]:
         page = unit.observations.page(ObservationFilter(**wanted), None, 100)
     assert page.next_key is None
     return [row.observation for row in page.items]
+
+
+def verifying(observation: Observation, verification: Verification) -> Callable[[UnitOfWork], bool]:
+    return lambda unit: unit.observations.add_verification(observation.id, verification)
 
 
 @pytest.mark.parametrize("make", [start, full_start])
@@ -221,7 +225,7 @@ def test_verifications_are_appended_in_order(storage: Storage) -> None:
     pair_id = storage.write(recording(observation)).result()
     more = [replace(PROMPT, prompt_tokens=tokens) for tokens in (200000, 100000)]
     for each in more:
-        assert storage.write(lambda unit, each=each: unit.observations.add_verification(observation.id, each)).result()
+        assert storage.write(verifying(observation, each)).result()
     assert get(storage, observation).observation.verifications == (PROMPT, *more)
     with storage.read() as unit:
         pair = unit.pairs.get(pair_id)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Event
 
 import pytest
@@ -68,7 +69,11 @@ def test_a_duplicate_takes_no_neighbour_along(storage: Storage) -> None:
 def test_jobs_run_in_the_order_of_arrival(storage: Storage) -> None:
     """One thread's jobs are never reordered."""
     seen: list[int] = []
-    futures = [storage.write(lambda _, number=number: seen.append(number)) for number in range(200)]
+
+    def note(number: int, _: UnitOfWork) -> None:
+        seen.append(number)
+
+    futures = [storage.write(partial(note, number)) for number in range(200)]
     for future in futures:
         future.result()
     assert seen == list(range(200))

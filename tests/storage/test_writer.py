@@ -31,9 +31,9 @@ def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def bare(engine: Engine) -> Iterator[Writer]:
+def bare(engine: Engine) -> Iterator[Writer[Connection]]:
     """A writer whose jobs get the connection itself."""
-    made = Writer(engine, lambda connection: connection)  # type: ignore[arg-type,return-value]  # no unit of work on purpose
+    made = Writer(engine, lambda connection: connection)
     yield made
     made.close()
 
@@ -46,11 +46,11 @@ def insert(number: int) -> Any:
 
 def rows(engine: Engine) -> int:
     with engine.connect() as connection:
-        return connection.execute(text("SELECT count(*) FROM hardware")).scalar_one()
+        return int(connection.execute(text("SELECT count(*) FROM hardware")).scalar_one())
 
 
 @contextmanager
-def held(bare: Writer) -> Iterator[None]:
+def held(bare: Writer[Connection]) -> Iterator[None]:
     """Keep the writer busy, so that what is queued meanwhile becomes one group."""
     is_held, go = Event(), Event()
 
@@ -65,7 +65,7 @@ def held(bare: Writer) -> Iterator[None]:
     holding.result()
 
 
-def test_jobs_that_wait_share_a_commit(bare: Writer, engine: Engine) -> None:
+def test_jobs_that_wait_share_a_commit(bare: Writer[Connection], engine: Engine) -> None:
     """A hundred jobs that wait take two commits, one for each group of at most 64."""
     commits: list[Connection] = []
     with held(bare):
@@ -78,7 +78,7 @@ def test_jobs_that_wait_share_a_commit(bare: Writer, engine: Engine) -> None:
     assert rows(engine) == 100
 
 
-def test_a_future_is_done_after_the_commit_only(bare: Writer, engine: Engine) -> None:
+def test_a_future_is_done_after_the_commit_only(bare: Writer[Connection], engine: Engine) -> None:
     """While the commit of a group runs, none of its futures is done."""
     states: list[bool] = []
     with held(bare):
@@ -89,7 +89,7 @@ def test_a_future_is_done_after_the_commit_only(bare: Writer, engine: Engine) ->
     assert states[-3:] == [False] * 3
 
 
-def test_a_cancelled_job_never_runs(bare: Writer, engine: Engine) -> None:
+def test_a_cancelled_job_never_runs(bare: Writer[Connection], engine: Engine) -> None:
     """A caller that went away before its job began has it dropped, and its neighbours run."""
     with held(bare):
         gone, stays = bare.submit(insert(1)), bare.submit(insert(2))
@@ -98,18 +98,18 @@ def test_a_cancelled_job_never_runs(bare: Writer, engine: Engine) -> None:
     assert rows(engine) == 1
 
 
-def test_a_broken_transaction_is_run_again_apart(bare: Writer, engine: Engine) -> None:
+def test_a_broken_transaction_is_run_again_apart(bare: Writer[Connection], engine: Engine) -> None:
     """A job that ends the shared transaction fails alone: the others run again, each in a transaction of its own."""
     with held(bare):
         before = [bare.submit(insert(number)) for number in range(3)]
-        breaking = bare.submit(lambda connection: connection.connection.dbapi_connection.rollback())
+        breaking = bare.submit(lambda connection: connection.connection.rollback())
         after = [bare.submit(insert(number)) for number in range(3, 6)]
     assert isinstance(breaking.exception(), StorageUnavailableError)
     assert [future.exception() for future in (*before, *after)] == [None] * 6
     assert rows(engine) == 6
 
 
-def test_a_job_that_hides_a_database_error_is_not_believed(bare: Writer, engine: Engine) -> None:
+def test_a_job_that_hides_a_database_error_is_not_believed(bare: Writer[Connection], engine: Engine) -> None:
     """PostgreSQL drops a transaction in which a statement failed: a job that went on after that must not succeed."""
 
     def hiding(connection: Connection) -> None:
@@ -123,7 +123,7 @@ def test_a_job_that_hides_a_database_error_is_not_believed(bare: Writer, engine:
     assert (future.exception() is None) == (rows(engine) == 1)
 
 
-def test_a_failed_commit_is_a_failure_for_all(bare: Writer, engine: Engine) -> None:
+def test_a_failed_commit_is_a_failure_for_all(bare: Writer[Connection], engine: Engine) -> None:
     """When it cannot be known whether a commit is on disk, no job of the group is told that it is."""
     numbers = count()
 
@@ -140,7 +140,7 @@ def test_a_failed_commit_is_a_failure_for_all(bare: Writer, engine: Engine) -> N
     assert bare.submit(insert(9)).exception() is None
 
 
-def test_a_database_that_cannot_be_reached_fails_all_that_wait(bare: Writer, engine: Engine) -> None:
+def test_a_database_that_cannot_be_reached_fails_all_that_wait(bare: Writer[Connection], engine: Engine) -> None:
     """Nobody waits behind a database that is gone, and the writer goes on when it is back."""
 
     def refuse(_: Connection) -> None:
@@ -156,7 +156,7 @@ def test_a_database_that_cannot_be_reached_fails_all_that_wait(bare: Writer, eng
     assert rows(engine) == 1
 
 
-def test_a_full_queue_refuses_at_once(bare: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_queue_refuses_at_once(bare: Writer[Connection], monkeypatch: pytest.MonkeyPatch) -> None:
     """A writer that is far behind says so instead of taking memory without end."""
     monkeypatch.setattr(writer, "CAPACITY", 3)
     with held(bare):

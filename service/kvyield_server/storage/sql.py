@@ -45,7 +45,7 @@ class SqlStorage:
     def __init__(self, reader: Engine, writer: Engine) -> None:
         self._reader = reader
         self._writing_engine = writer
-        self._writer = Writer(writer, SqlUnitOfWork)
+        self._writer: Writer[UnitOfWork] = Writer(writer, SqlUnitOfWork)
 
     @property
     def queue_depth(self) -> int:

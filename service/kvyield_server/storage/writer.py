@@ -13,16 +13,15 @@ from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Condition, Thread
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
 
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.storage.faults import translated, unavailable
-from kvyield_server.storage.uow import UnitOfWork
 
 T = TypeVar("T")
-Job = Callable[[UnitOfWork], Any]
+U = TypeVar("U")
 
 GROUP_SIZE = 64  # PostgreSQL keeps up to 64 savepoints of a transaction in fast memory
 CAPACITY = 10_000
@@ -37,19 +36,19 @@ class _BrokenError(Exception):
 
 
 @dataclass(slots=True)
-class _Entry:
-    job: Job
+class _Entry(Generic[U]):
+    job: Callable[[U], Any]
     future: Future[Any]
     is_alone: bool = False
 
 
-class Writer:
+class Writer(Generic[U]):
     """Runs jobs in order of arrival. ``unit`` makes a unit of work of a connection that is in a transaction."""
 
-    def __init__(self, engine: Engine, unit: Callable[[Connection], UnitOfWork]) -> None:
+    def __init__(self, engine: Engine, unit: Callable[[Connection], U]) -> None:
         self._engine = engine
         self._unit = unit
-        self._queue: deque[_Entry] = deque()
+        self._queue: deque[_Entry[U]] = deque()
         self._wake = Condition()
         self._is_closing = False
         self._thread = Thread(target=self._loop, name="kvyield-writer", daemon=True)
@@ -63,7 +62,7 @@ class Writer:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def submit(self, job: Callable[[UnitOfWork], T]) -> Future[T]:
+    def submit(self, job: Callable[[U], T]) -> Future[T]:
         """Queue a job; fails at once when the writer is closed or far behind."""
         future: Future[T] = Future()
         with self._wake:
@@ -91,17 +90,17 @@ class Writer:
         while entries := self._next_group():
             self._write([entry for entry in entries if entry.is_alone or entry.future.set_running_or_notify_cancel()])
 
-    def _next_group(self) -> list[_Entry]:
+    def _next_group(self) -> list[_Entry[U]]:
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._is_closing)
-            group: list[_Entry] = []
+            group: list[_Entry[U]] = []
             while self._queue and len(group) < GROUP_SIZE and not (group and self._queue[0].is_alone):
                 group.append(self._queue.popleft())
                 if group[-1].is_alone:
                     break
             return group
 
-    def _write(self, entries: list[_Entry]) -> None:
+    def _write(self, entries: list[_Entry[U]]) -> None:
         try:
             outcomes = self._attempt(entries) if entries else []
         except _UnreachableError as error:
@@ -114,7 +113,7 @@ class Writer:
             for entry, tell in zip(entries, outcomes, strict=True):
                 tell(entry.future)
 
-    def _attempt(self, entries: Sequence[_Entry]) -> list[Callable[[Future[Any]], None]]:
+    def _attempt(self, entries: Sequence[_Entry[U]]) -> list[Callable[[Future[Any]], None]]:
         with self._transaction() as connection:
             return [self._run(connection, entry.job) for entry in entries]
 
@@ -128,7 +127,7 @@ class Writer:
                 raise _UnreachableError from error
             yield connection
 
-    def _run(self, connection: Connection, job: Job) -> Callable[[Future[Any]], None]:
+    def _run(self, connection: Connection, job: Callable[[U], Any]) -> Callable[[Future[Any]], None]:
         """Return how to tell the job's future, once the group is committed."""
         try:
             connection.exec_driver_sql("SAVEPOINT job")
@@ -142,7 +141,7 @@ class Writer:
             return lambda future: future.set_exception(failure)
         return lambda future: future.set_result(result)
 
-    def _write_apart(self, entries: list[_Entry], error: BaseException) -> None:
+    def _write_apart(self, entries: list[_Entry[U]], error: BaseException) -> None:
         """Give each job of a broken group a transaction of its own, ahead of all others."""
         if len(entries) == 1:
             self._fail(entries, error)
@@ -152,13 +151,13 @@ class Writer:
         with self._wake:
             self._queue.extendleft(reversed(entries))
 
-    def _drained(self) -> list[_Entry]:
+    def _drained(self) -> list[_Entry[U]]:
         with self._wake:
             waiting = list(self._queue)
             self._queue.clear()
         return [entry for entry in waiting if entry.is_alone or entry.future.set_running_or_notify_cancel()]
 
-    def _fail(self, entries: Sequence[_Entry], error: BaseException) -> None:
+    def _fail(self, entries: Sequence[_Entry[U]], error: BaseException) -> None:
         failure = unavailable(error)
         for entry in entries:
             entry.future.set_exception(failure)
