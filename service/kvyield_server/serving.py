@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import socket
+from types import FrameType
 
 import structlog
 import uvicorn
@@ -13,6 +15,7 @@ from kvyield_server.errors import KvyieldError
 from kvyield_server.settings import Settings, without_password
 
 SECONDS_TO_FINISH = 20
+BACKLOG = 2048
 
 
 def run(settings: Settings) -> None:
@@ -40,7 +43,13 @@ def run(settings: Settings) -> None:
             server_header=False,
             timeout_graceful_shutdown=SECONDS_TO_FINISH,
         )
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _stopped)
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def _stopped(_number: int, _frame: FrameType | None) -> None:
+    """Take the signal that uvicorn raises once more after an orderly stop, so that the exit status is 0."""
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -49,6 +58,7 @@ def _listener(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host.strip("[]"), port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise KvyieldError(f"Cannot listen on {host}:{port}: {error.strerror or error}.") from None

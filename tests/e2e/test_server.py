@@ -1,0 +1,154 @@
+"""The real server over real HTTP: the main paths, limits, tokens and an orderly stop."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from api.samples import NAMES, VERIFICATION, start
+from e2e.running import Server, command
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with an empty embedded database and no tokens."""
+    running = Server(tmp_path_factory.mktemp("server"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx.Client]:
+    """A client of it."""
+    with server.client() as client:
+        yield client
+
+
+def test_the_worked_case(client: httpx.Client) -> None:
+    """Starts 1 and 2 predict start 3; with all three and the verification the advice is 0.926, at risk."""
+    for number in (1, 2):
+        assert client.post("/observations", json=start(number)).status_code == 201
+    body = {"selector": NAMES, "flags": [{"mem_fraction_static": 0.94}]}
+    (prediction,) = client.post("/predictions", json=body).json()["items"]
+    assert abs(prediction["pool_tokens"]["median"] - 218484) <= 2
+    client.post("/observations", json=start(3))
+    client.post(f"/observations/{start(3)['id']}/verifications", json=VERIFICATION)
+    advice = client.get("/recommend", params={**NAMES, "target_tokens": 200000}).json()
+    assert (advice["status"], advice["flags"]["mem_fraction_static"]) == ("at_risk", 0.926)
+    codes = {warning["code"] for warning in advice["warnings"]}
+    assert {"context_length_does_not_grow_pool", "nothing_verified_at_this_length"} <= codes
+
+
+def test_a_body_without_a_length_is_bounded_too(client: httpx.Client) -> None:
+    """20 MB answer 413 whether the length is announced or the body comes in chunks."""
+
+    def pieces() -> Iterator[bytes]:
+        for _ in range(20):
+            yield b" " * 1_000_000
+
+    for content in (b" " * 20_000_000, pieces()):
+        try:
+            answer = client.post("/observations", content=content, headers={"content-type": "application/json"})
+        except httpx.WriteError:
+            continue
+        assert answer.status_code == 413
+    assert client.get("/health/ready").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/nothing", 404), ("PUT", "/pairs", 405), ("GET", "/pairs?x=1", 422), ("HEAD", "/health/ready", 200)],
+)
+def test_problems_over_real_http(client: httpx.Client, method: str, path: str, status: int) -> None:
+    """What the application answers in process is what comes over the wire."""
+    answer = client.request(method, path)
+    assert answer.status_code == status
+    if status != 200:
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert answer.json()["request_id"] == answer.headers["x-request-id"]
+
+
+def test_the_same_start_from_many_hosts_at_once_is_one(client: httpx.Client) -> None:
+    """Sixteen simultaneous posts of one content store it once: one 201, fifteen 200, one id."""
+    body = start(id=None, host="race")
+    with ThreadPoolExecutor(16) as pool:
+        answers = list(pool.map(lambda _: client.post("/observations", json=body), range(16)))
+    assert sorted(answer.status_code for answer in answers) == [200] * 15 + [201]
+    assert len({answer.json()["id"] for answer in answers}) == 1
+
+
+def test_the_log_is_json_without_bodies(server: Server, client: httpx.Client) -> None:
+    """Each line is one JSON object, requests have their id, and nothing that was posted is in it."""
+    client.post("/observations", json=start(id=None, host="nobody-sees-me"))
+    assert all("text" not in entry for entry in server.log)
+    requests = [entry for entry in server.log if entry["event"] == "request"]
+    assert all(entry["request_id"] and entry["route"] for entry in requests)
+    assert "nobody-sees-me" not in json.dumps(server.log)
+
+
+def test_a_stop_loses_nothing(tmp_path: Path) -> None:
+    """Posts in flight when the server is asked to stop are either answered and kept, or not answered."""
+    server = Server(tmp_path)
+    with server.client() as client, ThreadPoolExecutor(8) as pool:
+
+        def post(number: int) -> str | None:
+            try:
+                answer = client.post("/observations", json=start(id=None, host=f"gpu-{number}"))
+            except httpx.HTTPError:
+                return None
+            return str(answer.json()["id"]) if answer.status_code == 201 else None
+
+        futures = [pool.submit(post, number) for number in range(400)]
+        futures[50].result()
+        status = server.stop()
+        acknowledged = {future.result() for future in futures} - {None}
+    with sqlite3.connect(tmp_path / "kvyield.db") as database:
+        kept = {str(row[0]).replace("-", "") for row in database.execute("SELECT id FROM observation")}
+    database.close()
+    assert status == 0
+    assert len(acknowledged) >= 50
+    assert {str(item).replace("-", "") for item in acknowledged} <= kept
+
+
+def test_tokens_from_the_command_line(tmp_path: Path) -> None:
+    """A created token opens the running server, whoever has none is refused from then on, a revoked one too."""
+    server = Server(tmp_path)
+    created = command(tmp_path, "token", "create", "--name", "ci", "--role", "read", "--expires", "1d")
+    assert created.returncode == 0
+    text = created.stdout.strip()
+    headers = {"Authorization": f"Bearer {text}"}
+    with server.client() as client:
+        assert client.get("/pairs", headers=headers).status_code == 200
+        assert client.get("/pairs").status_code == 401
+        assert client.post("/observations", json=start(), headers=headers).status_code == 403
+        listed = command(tmp_path, "token", "list", "--json")
+        entry: dict[str, Any] = json.loads(listed.stdout)
+        assert (entry["name"], entry["state"]) == ("ci", "valid")
+        assert text not in listed.stdout
+        assert command(tmp_path, "token", "revoke", "ci").returncode == 0
+        assert client.get("/pairs", headers=headers).status_code == 401
+    server.stop()
+    assert text not in json.dumps(server.log)
+
+
+def test_a_public_address_without_tokens_refuses_to_start(tmp_path: Path) -> None:
+    """The refusal is one sentence and exit code 1, without a traceback."""
+    answer = command(tmp_path, "serve", "--host", "0.0.0.0", "--port", "0")
+    assert answer.returncode == 1
+    assert "token create" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_taken_port_is_said(tmp_path: Path, server: Server) -> None:
+    """A port in use is one sentence and exit code 1."""
+    answer = command(tmp_path, "serve", "--port", server.url.rsplit(":", 1)[1])
+    assert answer.returncode == 1
+    assert "Cannot listen" in answer.stderr
+    assert "Traceback" not in answer.stderr
