@@ -104,7 +104,7 @@ class Api:
         return self._send(_calls.recommend(_question(question)))
 
     def recommend_text(self, text_format: str, **question: Any) -> str:
-        """The same answer as text: args, systemd, docker, compose or kubernetes."""
+        """The same answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""
         return self._send(_calls.recommend_text(_question(question), text_format))
 
     def store_recommendation(self, **question: Any) -> _wire.Recommendation:
@@ -212,7 +212,7 @@ class AsyncApi:
         return await self._send(_calls.recommend(_question(question)))
 
     async def recommend_text(self, text_format: str, **question: Any) -> str:
-        """The same answer as text: args, systemd, docker, compose or kubernetes."""
+        """The same answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""
         return await self._send(_calls.recommend_text(_question(question), text_format))
 
     async def store_recommendation(self, **question: Any) -> _wire.Recommendation:

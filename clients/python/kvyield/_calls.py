@@ -118,7 +118,7 @@ def recommend(question: _wire.Question) -> Call[_wire.Recommendation]:
 
 
 def recommend_text(question: _wire.Question, text_format: str) -> Call[str]:
-    query = params(msgspec.structs.asdict(question) | {"format": text_format})
+    query = params(msgspec.structs.asdict(question) | {"format": None if text_format == "json" else text_format})
     return Call("GET", "/recommend", _read_text, params=query)
 
 

@@ -97,9 +97,9 @@ class BatchItem(Received, kw_only=True):
 class Estimate(Received, kw_only=True):
     """A median and a central interval that holds the truth with probability ``level``."""
 
-    median: float
-    low: float
-    high: float
+    median: int | float
+    low: int | float
+    high: int | float
     level: float = 0.9
 
 
@@ -166,7 +166,7 @@ class Lever(Received, kw_only=True):
     """A change of flags that gains pool or headroom, with what it is predicted to gain and what it costs."""
 
     flags: dict[str, object] = field(default_factory=dict)
-    gain_tokens: float | None = None
+    gain_tokens: int | float | None = None
     gain_gib: float | None = None
     joint: float | None = None
     cost: str | None = None

@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import selectors
 import shutil
 import stat
@@ -26,6 +27,7 @@ from typing import IO, BinaryIO, cast
 from kvyield._errors import SourceError
 
 LONGEST_LINE_BYTES = 2**20
+_LOG_NAME = re.compile(r"^[^.].*\.(log|txt|out|err)\b|^(stdout|stderr|syslog|messages)\b")
 SILENCE_SECONDS = 60.0
 EXIT_SECONDS = 5.0
 _OPENERS: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
@@ -98,7 +100,7 @@ def kubernetes_source(
 
 
 def expand(names: Sequence[str]) -> list[Path]:
-    """The files that names stand for: files, folders with all below them, globs. Raises when one stands for nothing."""
+    """The files that names stand for: files, folders with the logs below them, globs. Raises when one stands for nothing."""
     found: dict[Path, None] = {}
     for name in names:
         matches = (
@@ -114,13 +116,13 @@ def expand(names: Sequence[str]) -> list[Path]:
 def _files_below(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    found = (Path(folder) / name for folder, _, names in os.walk(path) for name in names if not name.startswith("."))
+    found = (Path(folder) / name for folder, _, names in os.walk(path) for name in names if _LOG_NAME.search(name))
     return sorted(file for file in found if file.is_file())
 
 
 def _nothing(name: str) -> str:
     if Path(name).is_dir():
-        return f"the folder {name} holds no file"
+        return f"the folder {name} holds no *.log*, *.txt, *.out or *.err; name other files yourself"
     if any(sign in name for sign in "*?["):
         return f"no file fits {name}"
     return _missing(Path(name))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvyield.delivery import Delivery
 
 _HEADINGS = (
-    "started",
+    "!started",
     "engine",
     "model",
     "hardware",

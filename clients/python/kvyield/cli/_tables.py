@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvyield.cli._run import safe
 
@@ -15,7 +15,7 @@ FILE_WIDTH = 160
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print rows under headings; a heading that begins with ``>`` aligns to the right."""
+    """Print rows under headings; ``>`` before a heading aligns to the right, ``!`` keeps on one line."""
     from rich import box  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -24,7 +24,8 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: s
     console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False, markup=False, emoji=False)
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
     for heading in headings:
-        shown.add_column(heading.lstrip(">"), justify="right" if heading.startswith(">") else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
+        shown.add_column(heading.lstrip(">!"), justify=justify, overflow="fold", no_wrap=heading.startswith("!"))
     for row in rows:
         shown.add_row(*(Text(safe(cell)) for cell in row))
     console.print(shown)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 OUTCOMES = ("ready", "refused", "oom_startup", "oom_runtime", "failed")
 _HEADINGS = (
-    "started",
+    "!started",
     "engine",
     "model",
     "hardware",
@@ -25,7 +25,7 @@ _HEADINGS = (
     ">pool tokens",
     ">free, GiB",
     "verified",
-    "id",
+    "!id",
 )
 
 

@@ -40,7 +40,7 @@ SHOWN_FILES = 40
 @service_options
 @click.pass_context
 def import_logs(ctx: click.Context, /, **given: Any) -> None:
-    """Post the starts of old logs: files, folders with all below them, quoted globs, compressed or not.
+    """Post the starts of old logs: files, folders (*.log*, *.txt, *.out, *.err below them), quoted globs.
 
     Importing the same log twice stores nothing twice. Facts come from the logs and the options only, never from this
     host's cards, since the logs may be another host's.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
+from kvyield._errors import ConfigError
 from kvyield.cli._advice import show_advice
 from kvyield.cli._asking import selection, selector_options
 from kvyield.cli._options import client_of, service_options, settings_of
@@ -57,17 +58,18 @@ def recommend(**given: Any) -> None:
     with client_of(settings, total_seconds=120.0) as client:
         question = selection(client, settings, given) | {name: given[name] for name in QUESTION}
         question = {name: value for name, value in question.items() if value is not None}
-        if given["as_json"] or given["text_format"] == "json":
-            click.echo(msgspec.json.format(msgspec.json.encode(_ask(client, question, given)), indent=2))
-        elif given["text_format"]:
-            click.echo(client.recommend_text(given["text_format"], **question), nl=False)
+        text_format = "json" if given["as_json"] else given["text_format"]
+        if given["model_config"] or given["store"]:
+            _show_stored(_store(client, question, given), text_format, given["target_tokens"])
+        elif text_format:
+            text = client.recommend_text(text_format, **question)
+            click.echo(_indented(text.encode()) if text_format == "json" else text.rstrip("\n"))
         else:
-            show_advice(_ask(client, question, given), given["target_tokens"])
+            show_advice(client.recommend(**question), given["target_tokens"])
 
 
-def _ask(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.Recommendation:
-    if not given["model_config"] and not given["store"]:
-        return client.recommend(**question)
+def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.Recommendation:
+    """A question with the model's facts does not fit into an address, so it is stored too."""
     if given["model_config"]:
         from kvyield.modelconfig import read_model_config  # noqa: PLC0415
 
@@ -77,3 +79,18 @@ def _ask(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wi
     stored = client.store_recommendation(**question)
     say(f"kvyield: stored as {stored.id}; after the restart: kvyield observe --recommendation {stored.id} ...")
     return stored
+
+
+def _show_stored(stored: _wire.Recommendation, text_format: str | None, target_tokens: int) -> None:
+    if text_format == "json":
+        click.echo(_indented(msgspec.json.encode(stored)))
+    elif text_format == "args":
+        click.echo(stored.command_line)
+    elif text_format:
+        raise ConfigError(f"--format {text_format} goes with neither --store nor --model-config; json and args do")
+    else:
+        show_advice(stored, target_tokens)
+
+
+def _indented(body: bytes) -> str:
+    return msgspec.json.format(body, indent=2).decode()
