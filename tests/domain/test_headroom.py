@@ -16,6 +16,7 @@ from kvyield_server.domain.observation import (
     Model,
     Observation,
     Outcome,
+    Scalar,
     Verification,
 )
 
@@ -86,12 +87,12 @@ def test_latent_attention_grows_with_the_prompt() -> None:
 def test_priors(model: Model, flags: dict[str, float], tokens: int, median_gib: float) -> None:
     """Without a verification the need follows chunk and width, or prompt and heads per GPU, with log-sd 0.6."""
     need = fit_prompt_need([], model, SGLANG).need(tokens, flags)
-    assert (need.median_gib, need.log_sd) == (pytest.approx(median_gib), 0.6)
+    assert (need.median_gib, need.log_sd) == pytest.approx((median_gib, 0.6))
 
 
 def test_more_verifications_are_tighter() -> None:
     """Repeats at one chunk and length narrow the need."""
-    flags = {"mem_fraction_static": 0.8, "chunked_prefill_size": 8192}
+    flags: dict[str, Scalar] = {"mem_fraction_static": 0.8, "chunked_prefill_size": 8192}
     check = Verification(prompt_tokens=40_000, passed=True, free_before_gib=10.0, lowest_free_gib=8.9)
 
     def log_sd(count: int) -> float:
@@ -103,7 +104,7 @@ def test_more_verifications_are_tighter() -> None:
 
 def test_a_shorter_prompt_after_a_longer_one_is_only_bounds() -> None:
     """Memory that a long prompt took stays taken: the short one after it says nothing new about the long one."""
-    flags = {"mem_fraction_static": 0.8, "chunked_prefill_size": 8192}
+    flags: dict[str, Scalar] = {"mem_fraction_static": 0.8, "chunked_prefill_size": 8192}
     long = Verification(prompt_tokens=100_000, passed=True, free_before_gib=20.0, lowest_free_gib=14.0)
     short = Verification(prompt_tokens=20_000, passed=True, free_before_gib=14.0, lowest_free_gib=14.0)
 

@@ -12,7 +12,7 @@ from domain.straight_line import hand_fit, worked_line, worked_starts
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.flags import command_line, render, translated
-from kvyield_server.domain.observation import EngineName
+from kvyield_server.domain.observation import EngineName, Scalar
 
 FLAG_WORDS = ["--mem-fraction-static", "0.926", "--context-length", "200007", "--max-running-requests", "8"]
 FORMS = ("args", "systemd", "docker", "compose", "kubernetes")
@@ -75,7 +75,12 @@ def test_an_unknown_form_is_refused(advice: Advice) -> None:
 
 def test_odd_values_survive_yaml(advice: Advice) -> None:
     """Values that look like YAML or shell syntax come back as the same words."""
-    odd = {"mem_fraction_static": 0.9, "served_model_name": "a: b #c 'd' \"e\"", "enable_metrics": True, "off": None}
+    odd: dict[str, Scalar] = {
+        "mem_fraction_static": 0.9,
+        "served_model_name": "a: b #c 'd' \"e\"",
+        "enable_metrics": True,
+        "off": None,
+    }
     command = yaml.safe_load(render(replace(advice, flags=odd), "compose"))["services"]["sglang"]["command"]
     assert command[-5:] == [
         "--mem-fraction-static",
@@ -106,7 +111,7 @@ def test_odd_values_survive_yaml(advice: Advice) -> None:
         ),
     ],
 )
-def test_each_engine_has_its_own_spelling(engine: EngineName, flags: dict[str, float], line: str) -> None:
+def test_each_engine_has_its_own_spelling(engine: EngineName, flags: dict[str, Scalar], line: str) -> None:
     """Flags are spelled as the engine's own command line takes them."""
     assert command_line(engine, flags) == line
 

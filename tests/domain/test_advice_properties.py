@@ -1,0 +1,246 @@
+"""What must hold of advice whatever the deployment, the question and the history."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from math import isfinite
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.straight_line import (
+    KIMI,
+    HandFit,
+    StraightLine,
+    hand_fit,
+    start,
+)
+from kvyield_server.domain.advice import recommend
+from kvyield_server.domain.answers import Advice, Question, Status
+from kvyield_server.domain.fit import PairEvidence, fit_pair
+from kvyield_server.domain.flags import NAMES, render
+from kvyield_server.domain.observation import (
+    FRACTION_FLAG,
+    Engine,
+    EngineName,
+    Failure,
+    Hardware,
+    Model,
+    Observation,
+    Outcome,
+    Phase,
+    Scalar,
+    Verification,
+)
+
+PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096})
+TOKENS = st.integers(1, 3_000_000)
+CONFIDENCE = st.floats(0.5, 0.9999)
+FREE = st.floats(0.0, 200.0)
+
+
+@st.composite
+def deployments(draw: st.DrawFn, engines: tuple[EngineName, ...] = tuple(EngineName)) -> HandFit:
+    """Draw a straight line with up to four starts on it, some of which ran out of memory."""
+    engine = Engine(name=draw(st.sampled_from(engines)), version=draw(st.sampled_from([None, "0.5.12", "dev"])))
+    line = StraightLine(
+        model=draw(st.sampled_from([PLAIN, KIMI])),
+        engine=engine,
+        base=draw(st.floats(8.0, 200.0)),
+        zero=draw(st.floats(0.0, 0.9)),
+        token_bytes=draw(st.floats(2_000.0, 1_000_000.0)),
+        page_tokens=draw(st.sampled_from([1, 16, 64, 256])),
+        relative_noise=draw(st.floats(0.0, 0.05)),
+    )
+    starts = [draw(observations(line, number)) for number in range(draw(st.integers(1, 4)), 0, -1)]
+    return hand_fit(line, starts)
+
+
+@st.composite
+def observations(draw: st.DrawFn, line: StraightLine, number: int) -> Observation:
+    """Draw one start on the line."""
+    names = NAMES[line.engine.name]
+    fraction = round(draw(st.floats(line.zero + 0.01, 0.99)), 3)
+    flags: dict[str, Scalar] = {
+        names.fraction: fraction,
+        names.context: draw(st.sampled_from([None, 4096, 131_072])),
+        names.requests: draw(st.sampled_from([None, 1, 8, 4096])),
+        names.chunk: draw(st.sampled_from([-1, 2048, 8192])),
+    }
+    pool, room = line.along(flags).pool(fraction), line.base * (1.0 - fraction)
+    free = max(0.0, room - draw(st.floats(0.0, 3.0)))
+    outcome = draw(st.sampled_from([Outcome.READY, Outcome.READY, Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME]))
+    check = Verification(
+        prompt_tokens=draw(TOKENS),
+        passed=draw(st.booleans()),
+        elapsed_seconds=draw(st.sampled_from([None, 0.0, 12.5])),
+        free_before_gib=draw(st.sampled_from([None, free])),
+        lowest_free_gib=draw(st.sampled_from([None, 0.0, free / 2])),
+    )
+    return start(
+        number,
+        flags,
+        pool_tokens=max(1, int(pool.loc)) if pool else None,
+        free_at_ready_gib=free,
+        outcome=outcome,
+        failure=None
+        if outcome is Outcome.READY
+        else Failure(phase=draw(st.sampled_from(list(Phase))), prompt_tokens=draw(st.none() | TOKENS)),
+        verifications=(check,) if outcome is Outcome.READY else (),
+        model=line.model,
+        engine=line.engine,
+    )
+
+
+def questions() -> st.SearchStrategy[Question]:
+    return st.builds(
+        Question,
+        target_tokens=TOKENS,
+        reply_tokens=st.integers(0, 10_000),
+        concurrent=st.integers(1, 64),
+        confidence=CONFIDENCE,
+        prompt_need_gib=st.none() | st.floats(0.0, 50.0),
+    )
+
+
+def fraction(fit: HandFit, advice: Advice) -> float:
+    value = advice.flags[FRACTION_FLAG[fit.summary.engine]]
+    assert isinstance(value, float)
+    return value
+
+
+def is_answer(advice: Advice) -> bool:
+    return advice.status in (Status.OK, Status.AT_RISK)
+
+
+@settings(max_examples=150, deadline=None)
+@given(deployments(), questions())
+def test_every_answer_is_whole(fit: HandFit, question: Question) -> None:
+    """No figure is NaN or infinite, probabilities are probabilities, intervals are ordered, and every form renders."""
+    advice = recommend(fit, question)
+    _assert_finite(advice)
+    assert 0.0 < fraction(fit, advice) < 1.0
+    if advice.probability is not None:
+        assert all(0.0 <= p <= 1.0 for p in (advice.probability.pool, advice.probability.memory))
+    if advice.window is not None:
+        assert advice.window.lowest <= advice.window.highest
+    assert (advice.status is Status.OK) == (advice.window is not None)
+    assert all(render(advice, form) for form in ("args", "systemd", "docker", "compose", "kubernetes"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(deployments(), questions(), TOKENS)
+def test_a_larger_target_never_lowers_the_fraction(fit: HandFit, question: Question, more: int) -> None:
+    """Of two questions that can be answered, the one with more tokens never gets the lower fraction."""
+    small, large = (
+        recommend(fit, question),
+        recommend(fit, replace(question, target_tokens=question.target_tokens + more)),
+    )
+    if is_answer(small) and is_answer(large):
+        assert fraction(fit, large) >= fraction(fit, small)
+
+
+@settings(max_examples=150, deadline=None)
+@given(deployments(), questions(), CONFIDENCE)
+def test_more_confidence_never_lowers_the_fraction(fit: HandFit, question: Question, other: float) -> None:
+    """More confidence asks for no less pool."""
+    low, high = sorted((question.confidence, other))
+    first, second = (recommend(fit, replace(question, confidence=confidence)) for confidence in (low, high))
+    if is_answer(first) and is_answer(second):
+        assert fraction(fit, second) >= fraction(fit, first)
+
+
+@settings(max_examples=150, deadline=None)
+@given(deployments(), questions())
+def test_never_at_or_above_a_death_that_counts(fit: HandFit, question: Question) -> None:
+    """The fraction lies below every start that ran out of memory in a way that bears on the question.
+
+    The flags are those of the newest start, so a death under its own flags is never lifted by lighter ones.
+    """
+    advice = recommend(fit, question)
+    newest = fit.starts[0]
+    if newest.outcome is Outcome.OOM_STARTUP:
+        counts = newest.failure is not None and newest.failure.phase is not Phase.LOAD
+    else:
+        prompt = newest.failure.prompt_tokens if newest.failure else None
+        counts = newest.outcome is Outcome.OOM_RUNTIME and (prompt is None or question.target_tokens >= prompt)
+    if counts:
+        assert newest.fraction is not None
+        assert fraction(fit, advice) < newest.fraction or newest.fraction <= 0.001
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(30.0, 150.0), st.floats(0.05, 0.7), st.integers(2, 8), st.integers(10_000, 400_000))
+def test_scaling_tokens_and_target_alike_changes_nothing(base: float, zero: float, by: int, target: int) -> None:
+    """A model whose tokens cost half as much reaches twice the target at the same fraction."""
+
+    def advised(cost: float, tokens: int) -> float:
+        engine = Engine(name=EngineName.LMDEPLOY)
+        line = StraightLine(
+            model=PLAIN, engine=engine, base=base, zero=zero, token_bytes=cost, noise_tokens=0.0, relative_noise=0.001
+        )
+        fit = hand_fit(
+            line, [start(1, {"cache_max_entry_count": 0.8}, model=PLAIN, engine=engine, free_at_ready_gib=5.0)]
+        )
+        return fraction(fit, recommend(fit, Question(target_tokens=tokens)))
+
+    assert advised(131_072.0 / by, target * by) == advised(131_072.0, target)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(0.01, 1.0),
+            st.integers(1, 10**9) | st.none(),
+            FREE | st.none(),
+            st.sampled_from(list(Outcome)),
+            st.sampled_from([None, 0, -1, 1, 10**9, "7", True]),
+        ),
+        min_size=1,
+        max_size=6,
+    ),
+    questions(),
+    st.sampled_from(list(EngineName)),
+    st.sampled_from([None, 0.5, 95.59]),
+)
+def test_odd_histories_are_answered(
+    rows: list[tuple[float, int | None, float | None, Outcome, Scalar]],
+    question: Question,
+    engine: EngineName,
+    memory_gib: float | None,
+) -> None:
+    """Whatever valid starts are posted, contradictory ones too, the real fit is answered with finite figures."""
+    names = NAMES[engine]
+    starts = [
+        start(
+            number,
+            {names.fraction: f, names.requests: odd, names.context: odd, names.chunk: odd},
+            pool_tokens=pool if outcome is not Outcome.READY else pool or 1,
+            free_at_ready_gib=free,
+            outcome=outcome,
+            engine=Engine(name=engine),
+            hardware=Hardware(gpu="NVIDIA H200", gpu_count=1, memory_gib=memory_gib),
+        )
+        for number, (f, pool, free, outcome, odd) in enumerate(rows)
+    ]
+    for fit in fit_pair(PairEvidence(tuple(starts))).deployments:
+        advice = recommend(fit, question)
+        _assert_finite(advice)
+        assert advice.explanation
+
+
+def _assert_finite(value: Any, where: str = "advice") -> None:
+    """Assert that no float anywhere in a value is NaN or infinite."""
+    if isinstance(value, float):
+        assert isfinite(value), where
+    elif is_dataclass(value):
+        for each in fields(value):
+            _assert_finite(getattr(value, each.name), f"{where}.{each.name}")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _assert_finite(inner, f"{where}.{key}")
+    elif isinstance(value, tuple | list):
+        for inner in value:
+            _assert_finite(inner, where)
