@@ -120,13 +120,15 @@ def test_closing_writes_what_waits(storage: Storage) -> None:
 
 
 def test_a_closed_storage_says_so(storage: Storage) -> None:
-    """After the close, writing and pinging fail by name, and closing again is no error."""
+    """After the close, writing, reading and pinging fail by name, and closing again is no error."""
     storage.ping()
     storage.close()
     storage.close()
     assert isinstance(storage.write(recording(start())).exception(), StorageUnavailableError)
     with pytest.raises(StorageUnavailableError):
         storage.ping()
+    with pytest.raises(StorageUnavailableError), storage.read():
+        pass
 
 
 def test_an_open_storage_is_current_and_idle(storage: Storage) -> None:

@@ -45,6 +45,7 @@ class SqlStorage:
     def __init__(self, reader: Engine, writer: Engine) -> None:
         self._reader = reader
         self._writing_engine = writer
+        self._is_closed = False
         self._writer: Writer[UnitOfWork] = Writer(writer, SqlUnitOfWork)
 
     @property
@@ -58,6 +59,8 @@ class SqlStorage:
 
     @contextmanager
     def _connection(self) -> Iterator[Connection]:
+        if self._is_closed:
+            raise StorageUnavailableError("The storage is closed.")
         try:
             with self._reader.connect() as connection, connection.begin():
                 yield connection
@@ -69,7 +72,7 @@ class SqlStorage:
 
     def ping(self) -> None:
         if not self._writer.is_alive:
-            raise StorageUnavailableError("The storage is closed.")
+            raise StorageUnavailableError("The writer has ended.")
         with self._connection() as connection:
             connection.exec_driver_sql("SELECT 1")
 
@@ -78,6 +81,7 @@ class SqlStorage:
             return migrate.revision_of(connection) == migrate.head()
 
     def close(self) -> None:
+        self._is_closed = True
         self._writer.close()
         self._writing_engine.dispose()
         self._reader.dispose()

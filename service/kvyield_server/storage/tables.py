@@ -30,6 +30,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB
 
+from kvyield_server.errors import InvalidError
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An instant to the microsecond: aware on both sides, kept as UTC; a naive time is refused."""
@@ -41,7 +43,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         if value.tzinfo is None:
-            raise ValueError("a time without a zone cannot be stored")
+            raise InvalidError([("", "a time without a zone cannot be stored")])
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature

@@ -1,0 +1,73 @@
+"""Lists stay fast however long the ledger is, and times keep their zone."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+from uuid import UUID
+
+import pytest
+from sqlalchemy import Connection, event
+from sqlalchemy.dialects import sqlite
+
+from kvyield_server.domain.observation import Outcome
+from kvyield_server.errors import InvalidError
+from kvyield_server.storage import migrate
+from kvyield_server.storage.connections import Use, database_url, engine_for
+from kvyield_server.storage.records import ObservationFilter, PageKey
+from kvyield_server.storage.sql import SqlUnitOfWork
+from kvyield_server.storage.tables import UtcDateTime
+from kvyield_server.storage.uow import Storage
+from kvyield_server.storage.values import new_id
+from storage.samples import NOON, recording, start
+
+
+@pytest.mark.parametrize(
+    ("wanted", "index"),
+    [
+        ({}, "ix_observation_observed_at_id"),
+        ({"pair_id": new_id()}, "ix_observation_pair_id_observed_at_id"),
+        ({"host": "gpu-01"}, "ix_observation_host_observed_at_id"),
+        ({"model": "m"}, "ix_observation_model_observed_at_id"),
+        ({"gpu": "g"}, "ix_observation_gpu_observed_at_id"),
+        ({"outcome": Outcome.OOM_RUNTIME}, "ix_observation_outcome_observed_at_id"),
+        ({"since": NOON, "until": NOON}, "ix_observation_observed_at_id"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+def test_a_page_is_found_by_an_index(sqlite_url: str, wanted: dict[str, Any], index: str) -> None:
+    """Each list begins where its page begins and stops where it ends: it neither scans nor sorts the ledger."""
+    migrate.upgrade(sqlite_url)
+    engine = engine_for(database_url(sqlite_url), Use.READ)
+    plans: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def explain(_: Connection, cursor: Any, statement: str, parameters: Any, *_rest: object) -> None:
+        if statement.startswith("SELECT observation"):
+            cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            plans.extend(row[3] for row in cursor.fetchall())
+
+    with engine.begin() as connection:
+        page_key = PageKey(NOON, new_id())
+        SqlUnitOfWork(connection).observations.page(ObservationFilter(**wanted), page_key, 50)
+    engine.dispose()
+    assert len(plans) == 1
+    assert plans[0].startswith(f"SEARCH observation USING INDEX {index} (")
+    assert "observed_at" in plans[0]
+
+
+def test_times_of_any_zone_are_kept_as_utc(storage: Storage) -> None:
+    """The same instant has the same place in the order, whatever zone it was written in."""
+    tokyo = datetime(2026, 5, 30, 21, 0, 0, 123456, tzinfo=timezone(timedelta(hours=9)))
+    earlier = start(tokyo - timedelta(seconds=1))
+    for each in (start(tokyo), earlier):
+        storage.write(recording(each)).result()
+    with storage.read() as unit:
+        page = unit.observations.page(ObservationFilter(), PageKey(NOON, UUID(int=0)), 10)
+    assert [row.observation for row in page.items] == [earlier]
+
+
+def test_a_time_without_a_zone_is_refused() -> None:
+    """A naive time is never guessed at."""
+    with pytest.raises(InvalidError):
+        UtcDateTime().process_bind_param(NOON.replace(tzinfo=None), sqlite.dialect())
