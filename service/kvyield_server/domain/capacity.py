@@ -243,7 +243,7 @@ class CapacityAlong:
 
     def _value(self, fraction: float, *, in_memory: bool) -> StudentT | None:
         posterior = self.line.posterior
-        if posterior is None:
+        if posterior is None or not 0.0 <= fraction <= 1.0:
             return None
         x = fraction + self.change.fraction_shift
         noise = self.line.noise.sd(posterior.line.at(x))

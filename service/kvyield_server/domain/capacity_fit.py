@@ -19,12 +19,12 @@ from kvyield_server.domain.reconciliation import priced, reconciled
 from kvyield_server.domain.regression import (
     DATA_SPAN,
     LinePosterior,
-    Points,
     SlopePrior,
     fit_line,
     line_from_prior,
 )
 from kvyield_server.domain.scalars import as_count, first_given
+from kvyield_server.domain.straight_line import Points
 
 PAGES = (256, 128, 64, 32, 16)
 VLLM_BLOCK = 16

@@ -12,35 +12,16 @@ from dataclasses import dataclass
 from math import erf, exp, inf, sqrt
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from kvyield_server.domain.straight_line import SAME_ABSCISSA, Line, Points, Vector, robust_weights, weighted_line
 from kvyield_server.domain.student import StudentT
-
-Vector = NDArray[np.float64]
 
 PRIOR_DF = 4.0
 ROBUST_FROM = 4
-ROBUST_STEPS = 6
-INLIER_Z = 3.0
-OUTLIER_Z = 6.0
 DATA_SPAN = 0.0195
 LEVEL = 0.9
-_MANY = 48
 _ROOT_TWO = sqrt(2.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Points:
-    """Measured points: abscissae, ordinates and the standard deviation of each ordinate."""
-
-    x: Vector
-    y: Vector
-    sd: Vector
-
-    @property
-    def span(self) -> float:
-        return float(self.x.max() - self.x.min()) if self.x.size else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +54,6 @@ class Covariance:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """A straight line by its level at a centre."""
-
-    center: float
-    level: float
-    slope: float
-
-    def at(self, x: float) -> float:
-        return self.level + self.slope * (x - self.center)
-
-
-@dataclass(frozen=True, slots=True)
 class LinePosterior:
     """What is believed of the line after the evidence.
 
@@ -105,7 +74,7 @@ class LinePosterior:
     def at(self, x: float, noise_sd: float, extra_sd: float = 0.0) -> StudentT | None:
         """Return the prediction of a new point with the given noise; ``extra_sd`` widens it, None when out of reach."""
         distance = x - self.believed.center
-        if not self.has_slope and abs(distance) > 1e-9:
+        if not self.has_slope and abs(distance) > SAME_ABSCISSA:
             return None
         learned = self.tau2 * (self.from_points.at(distance) + noise_sd**2)
         fixed = self.from_prior.at(distance) + extra_sd**2
@@ -132,7 +101,7 @@ def _joined(median: float, mean: float, learned: float, fixed: float, df: float)
     median, mean, variance = float(median), float(mean), float(learned + fixed)
     if variance <= 0.0:
         return StudentT(median, 0.0)
-    joined_df = inf if learned <= 0.0 else df * (variance / learned) ** 2
+    joined_df = inf if learned <= 1e-6 * variance else df * (variance / learned) ** 2
     scale = sqrt(variance) * _offset_factor(abs(median - mean) / sqrt(variance))
     return StudentT(median, scale, float(joined_df))
 
@@ -166,7 +135,7 @@ def fit_line(
         return None
     weights = np.ones_like(points.x)
     if points.x.size >= ROBUST_FROM and points.span > 0.0:
-        weights = _robust_weights(points)
+        weights = robust_weights(points)
     return _solve(points, weights, slope, anchor, prefers_points=prefers_points)
 
 
@@ -179,52 +148,14 @@ def line_from_prior(slope: SlopePrior, anchor: Anchor) -> LinePosterior:
     return LinePosterior(line, line, nothing, known, 1.0, PRIOR_DF, True, empty, empty)
 
 
-def _robust_weights(points: Points) -> Vector:
-    """Return 1 for points within three standard deviations of a robust line, less and less for those farther out."""
-    line = _resistant_line(points)
-    weights = np.ones_like(points.x)
-    for _ in range(ROBUST_STEPS):
-        z = np.abs(points.y - line.level - line.slope * (points.x - line.center)) / points.sd
-        z /= max(1.0, 1.4826 * float(np.median(z)))
-        weights = np.minimum(1.0, (4.0 + INLIER_Z**2) / (4.0 + z * z))
-        weights[z > OUTLIER_Z] = 1e-6
-        line = _weighted_line(points, weights / points.sd**2)
-    return weights
-
-
-def _weighted_line(points: Points, weights: Vector) -> Line:
-    total = float(weights.sum())
-    center = float(weights @ points.x) / total
-    level = float(weights @ points.y) / total
-    off = points.x - center
-    spread = float(weights @ (off * off))
-    slope = float(weights @ (off * (points.y - level))) / spread if spread > 1e-300 else 0.0
-    return Line(center, level, slope)
-
-
-def _resistant_line(points: Points) -> Line:
-    """Return the line of median pairwise slope and median level (all pairs of few points, distant pairs of many)."""
-    order = np.argsort(points.x, kind="stable")
-    x, y = points.x[order], points.y[order]
-    if x.size <= _MANY:
-        first, second = np.triu_indices(x.size, 1)
-    else:
-        first = np.arange(x.size - x.size // 2)
-        second = first + x.size // 2
-    run = x[second] - x[first]
-    apart = run > 1e-9
-    slope = float(np.median((y[second][apart] - y[first][apart]) / run[apart])) if apart.any() else 0.0
-    center = float(np.median(x))
-    return Line(center, float(np.median(y - slope * (x - center))), slope)
-
-
 def _solve(
     points: Points, weights: Vector, slope: SlopePrior | None, anchor: Anchor | None, *, prefers_points: bool
 ) -> LinePosterior:
     precision = weights / points.sd**2
-    own = _weighted_line(points, precision)
+    own = weighted_line(points, precision)
     off = points.x - own.center
-    data = Covariance(float(precision.sum()), 0.0, float(precision @ (off * off)))
+    spread = float(precision @ (off * off)) if points.span > SAME_ABSCISSA else 0.0
+    data = Covariance(float(precision.sum()), 0.0, spread)
     prior, pull = _prior_terms(own, slope, anchor)
     level_p, cross_p, slope_p = data.level + prior.level, prior.cross, data.slope + prior.slope
     determinant = level_p * slope_p - cross_p**2
@@ -263,7 +194,9 @@ def _prior_terms(own: Line, slope: SlopePrior | None, anchor: Anchor | None) -> 
         slope_p = slope.sd**-2
         pull = slope.mean * slope_p
     if anchor is not None:
-        steepness = slope.mean if slope is not None else own.slope
+        reach = own.center - anchor.x
+        chord = own.level / reach if reach > SAME_ABSCISSA else 0.0
+        steepness = slope.mean if slope is not None else chord
         if steepness > 0.0 and anchor.sd > 0.0:
             weight = (steepness * anchor.sd) ** -2
             distance = anchor.x - own.center
