@@ -35,11 +35,13 @@ class Clock:
         self._ready: dict[str, datetime] = {}
         self._year: int | None = None
 
-    def see(self, record: Record, own: datetime | None, *, ready: bool = False) -> None:
+    def see(self, record: Record, own: datetime | None, *, opens: bool = False, ready: bool = False) -> None:
+        """Take in a line's times. ``opens``: the start counts from here, whatever was printed before."""
         for kind, moment in (("own", own), ("prefix", record.time)):
             if moment is None:
                 continue
-            self._first.setdefault(kind, moment)
+            if opens or kind not in self._first:
+                self._first[kind] = moment
             if ready:
                 self._ready[kind] = moment
             if moment.year != UNKNOWN_YEAR:

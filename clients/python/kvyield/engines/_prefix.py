@@ -56,6 +56,8 @@ class Record:
 def read_line(number: int, raw: bytes, *, cut: bool = False) -> list[Record]:
     """Take one line apart: usually one record, more when progress bars or several stamped lines share it."""
     text = raw.decode("utf-8", "replace").rstrip("\n")
+    if cut:
+        text = text.rstrip("0123456789.,-")
     whole = _from_json(Record(number, text, cut=cut)) if text.startswith("{") else Record(number, text, cut=cut)
     head, *others = re.split(r"[\r\n]+", _without_colours(whole.text).rstrip("\r\n"))
     first = peel(replace(whole, text=head))

@@ -16,8 +16,8 @@ MOST_RANKS = 4096
 _GB = r"(-?\d+(?:\.\d+)?) ?GB\b"
 AVAILABLE = re.compile(rf"avail mem={_GB}")
 USAGE = re.compile(rf"mem usage={_GB}")
-TOKENS = re.compile(r"#tokens: (\d{1,18})\b")
-_SIZE = re.compile(rf"\b(?:KV|K|V) size: {_GB}")
+TOKENS = re.compile(r"#tokens: (\d{1,18}),")
+_SIZES = re.compile(rf"\bKV size: {_GB}|\bK size: {_GB}, V size: {_GB}")
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Ranks:
             rank.weights.append((float(usage[1]), source))
 
     def pool_line(self, rank: Rank, text: str, source: str) -> None:
-        tokens, sizes = TOKENS.search(text), _SIZE.findall(text)
-        gib = round(sum(map(float, sizes)), 4) if sizes else None
+        tokens, sizes = TOKENS.search(text), _SIZES.search(text)
+        gib = round(sum(float(size) for size in sizes.groups() if size), 4) if sizes else None
         rank.pools.append(Pool(int(tokens[1]) if tokens else None, gib, source))
         rank.pool_begun = True
 

@@ -58,7 +58,8 @@ class SglangReader(StartReader):
         name = lines.rank_of(text)
         if own:
             self.last_time[name] = max(own, self.last_time.get(name, own))
-        self.clock.see(record, own, ready=lines.FIRED_UP in text or "max_total_num_tokens=" in text)
+        ready = lines.FIRED_UP in text or "max_total_num_tokens=" in text
+        self.clock.see(record, own, opens=lines.ARGS.search(text) is not None, ready=ready)
         rank = self.ranks.of(name)
         results = [handle(self, record, rank) for needle, handle in _HANDLERS if needle in text]
         if any(results):
@@ -169,7 +170,7 @@ class SglangReader(StartReader):
 
     def _read_final(self, record: Record, rank: Rank) -> bool:
         match = lines.FINAL.search(record.text)
-        if match is None or (record.cut and match[6] is None):
+        if match is None:
             return self._read_short_final(record)
         self.final_of[lines.rank_of(record.text)] = match[1]
         self.sizing.finals.append(Sourced(int(match[1]), source(record)))
@@ -186,7 +187,7 @@ class SglangReader(StartReader):
 
     def _read_short_final(self, record: Record) -> bool:
         match = lines.SHORT_FINAL.search(record.text)
-        if match and not record.cut:
+        if match:
             self.sizing.words.append(Sourced(int(match[1]), source(record)))
         return match is not None
 

@@ -134,7 +134,7 @@ def _role(text: str) -> Role | None:
 
 TENSORRT_LLM = Engine(
     name="tensorrt-llm",
-    openers=(b"TensorRT-LLM version", b"paged KV cache", b"paged kv cache"),
+    openers=(b"TensorRT-LLM",),
     ready=(b"startup complete",),
     hooks=(
         b"TRT-LLM",

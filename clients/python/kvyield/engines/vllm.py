@@ -46,7 +46,7 @@ class VllmReader(StartReader):
             self.openings.add((kind, record.process))
             self.opened = True
         ready = bool(lines.ENGINE_READY.search(text) or lines.SERVING.search(text))
-        self.clock.see(record, own, ready=ready)
+        self.clock.see(record, own, opens=kind == "args" and not self.started, ready=ready)
         handled = False
         for needle, handle in _HANDLERS:
             if needle in text:
