@@ -13,7 +13,7 @@ KvyieldError
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -40,12 +40,12 @@ class NotFoundError(KvyieldError):
 
 
 class AmbiguousError(KvyieldError):
-    """Several things match where one is needed."""
+    """Several things match where one is needed; ``matches`` holds what names each."""
 
     code = "ambiguous"
     title = "Ambiguous"
 
-    def __init__(self, detail: str, matches: Sequence[str] = ()) -> None:
+    def __init__(self, detail: str, matches: Sequence[Mapping[str, object]] = ()) -> None:
         super().__init__(detail)
         self.matches = tuple(matches)
 

@@ -115,7 +115,7 @@ def problem_of(error: Exception, where: ProblemContext) -> Problem:
         request_id=where.request_id,
         errors=[FaultOut(pointer=pointer, detail=detail) for pointer, detail in faults],
         nearest=list(known.nearest) if isinstance(known, NotFoundError) and known.nearest else None,
-        matches=list(known.matches) if isinstance(known, AmbiguousError) else None,
+        matches=[dict(match) for match in known.matches] if isinstance(known, AmbiguousError) else None,
     )
 
 

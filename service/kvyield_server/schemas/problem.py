@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import Struct
 
 PROBLEM_MEDIA_TYPE = "application/problem+json"
@@ -28,4 +30,4 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     errors: list[FaultOut]
     nearest: list[str] | None = None
-    matches: list[str] | None = None
+    matches: list[dict[str, Any]] | None = None

@@ -68,8 +68,7 @@ def _by_names(uow: UnitOfWork, selector: Selector) -> Pair:
     if not matches:
         raise _none_found(names, gpu, count, model)
     if len(matches) > 1:
-        listed = [f"{_label(name)} (pair_id {name.id})" for name in matches]
-        raise AmbiguousError(f"Several pairs are meant by that: {'; '.join(listed)}. Name one exactly.", listed)
+        raise _several_found(matches)
     return stored_pair(uow, matches[0].id)
 
 
@@ -80,6 +79,12 @@ def _matches(names: Sequence[PairName], gpu: str, count: int, model: str) -> lis
     found = [n for n in names if n.gpu_count == count and (loose_gpu(n.gpu), loose_model(n.model)) == loose]
     found = [n for n in found if n.model == model] or found
     return [n for n in found if n.gpu == gpu] or found
+
+
+def _several_found(matches: Sequence[PairName]) -> AmbiguousError:
+    listed = [{"pair_id": str(n.id), "gpu": n.gpu, "gpu_count": n.gpu_count, "model": n.model} for n in matches]
+    labels = "; ".join(f"{_label(name)} (pair_id {name.id})" for name in matches)
+    return AmbiguousError(f"Several pairs are meant by that: {labels}. Name one exactly.", listed)
 
 
 def _none_found(names: Sequence[PairName], gpu: str, count: int, model: str) -> NotFoundError:

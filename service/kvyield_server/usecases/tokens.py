@@ -94,7 +94,8 @@ def revoke(storage: Storage, which: str) -> ApiToken:
         raise NotFoundError(f"There is no token {which}.", [token.name for token in tokens[:5]])
     if len(matches) > 1:
         ids = [str(token.id) for token in matches]
-        raise AmbiguousError(f"Several tokens are named {which}: {', '.join(ids)}. Give the id.", ids)
+        listed = [{"id": item, "name": which} for item in ids]
+        raise AmbiguousError(f"Several tokens are named {which}: {', '.join(ids)}. Give the id.", listed)
     return storage.write(lambda uow: uow.tokens.revoke(matches[0].id, datetime.now(UTC))).result()
 
 
