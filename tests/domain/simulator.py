@@ -12,13 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from math import floor
 from typing import Any
 from uuid import UUID
 
 import numpy as np
 
-from domain.real_starts import EPOCH, timedelta
+from domain.real_starts import EPOCH
 from kvyield_server.domain.devices import free_before_load, usable_memory
 from kvyield_server.domain.observation import (
     Engine,
@@ -144,10 +145,11 @@ class _World:
         )
 
     def _flags(self, fraction: float) -> dict[str, Scalar]:
+        drafts: dict[bool | None, dict[str, Scalar]]
         if self.engine is EngineName.VLLM:
             flags: dict[str, Scalar] = {"gpu_memory_utilization": fraction, "tensor_parallel_size": self.tensor}
-            draft = {None: {}, False: {"speculative_config": None}, True: {"speculative_config": "{}"}}
+            drafts = {None: {}, False: {"speculative_config": None}, True: {"speculative_config": "{}"}}
         else:
             flags = {"mem_fraction_static": fraction, "tp_size": self.tensor, "page_size": self.page}
-            draft = {None: {}, False: {"speculative_algorithm": None}, True: {"speculative_algorithm": "DFLASH"}}
-        return {**flags, **draft[self.draft]}
+            drafts = {None: {}, False: {"speculative_algorithm": None}, True: {"speculative_algorithm": "DFLASH"}}
+        return {**flags, **drafts[self.draft]}

@@ -18,7 +18,7 @@ from domain.real_starts import (
 )
 from kvyield_server.domain.answers import BasisKind, Estimate
 from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.observation import FRACTION_FLAG, Observation
+from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Scalar
 
 LINEAR_CASES = (
     "vllm|P150x1|opt-125m",
@@ -169,7 +169,7 @@ def test_fp8_doubles_the_pool_of_the_same_line() -> None:
     starts = h200_starts()
     line = fit([starts["c6_sgl_q8_f0.5"], starts["c6_sgl_q8_f0.9"]])
     truth = starts["c6_sgl_q8_f0.8_fp8kv"].measurements.pool_tokens or 0
-    asked = {"mem_fraction_static": 0.8, "kv_cache_dtype": "fp8_e4m3"}
+    asked: dict[str, Scalar] = {"mem_fraction_static": 0.8, "kv_cache_dtype": "fp8_e4m3"}
     estimate = line.predict(asked).pool_tokens
     assert estimate is not None
     assert estimate.median == pytest.approx(truth, abs=3)

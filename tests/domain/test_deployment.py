@@ -14,7 +14,12 @@ from kvyield_server.domain.fit import PairEvidence, cold_fit, fit_pair
 from kvyield_server.domain.observation import Engine, EngineName, Hardware, Model, Observation
 
 SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")
-FULL = {"mem_fraction_static": 0.9, "tp_size": 8, "speculative_algorithm": "DFLASH", "kv_cache_dtype": "auto"}
+FULL: dict[str, Any] = {
+    "mem_fraction_static": 0.9,
+    "tp_size": 8,
+    "speculative_algorithm": "DFLASH",
+    "kv_cache_dtype": "auto",
+}
 
 
 def start(position: int, *, version: str | None = "0.5.12", **flags: Any) -> Observation:
@@ -133,7 +138,7 @@ PRO_6000_STRANGER = start(99, **FULL).id
 
 def test_a_cold_start_says_what_it_stands_on() -> None:
     """Config and card alone give a wide pool, other hardware's starts a narrower one; each names its basis."""
-    flags = {"mem_fraction_static": 0.94, "tp_size": 8, "speculative_algorithm": "DFLASH"}
+    flags: dict[str, Any] = {"mem_fraction_static": 0.94, "tp_size": 8, "speculative_algorithm": "DFLASH"}
     facts = {**KIMI.facts, "checkpoint_bytes": 554 * 2**30}
     cold = cold_fit(hardware=PRO_6000, model=Model(name=KIMI.name, facts=facts), engine=SGLANG, flags=flags)
     prediction = cold.predict({}).pool_tokens

@@ -1,0 +1,231 @@
+"""Properties of the fitted line that hold for any evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.real_starts import EPOCH, PRO_6000, observe
+from kvyield_server.domain.capacity import Noise
+from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.observation import (
+    Engine,
+    EngineName,
+    Failure,
+    Hardware,
+    Measurements,
+    Model,
+    Observation,
+    Outcome,
+)
+from kvyield_server.domain.regression import Anchor, SlopePrior, fit_line, interval_half_width
+from kvyield_server.domain.straight_line import Points
+
+NOISE = Noise(0.0002, 0.29)
+fractions = st.integers(300, 990).map(lambda step: step / 1000)
+scalars: st.SearchStrategy[Any] = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 10**9),
+    st.floats(-1.0, 1e9),
+    st.text(max_size=12),
+)
+
+
+def line_points(x: Sequence[float], slope: float, zero: float, jitter: Sequence[float]) -> Points:
+    pool = [slope * (f - zero) for f in x]
+    y = [value + e * NOISE.sd(value) for value, e in zip(pool, jitter, strict=False)]
+    return Points(np.array(x), np.array(y), np.array([NOISE.sd(value) for value in pool]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    x=st.lists(fractions, min_size=1, max_size=8),
+    further=fractions,
+    asked=fractions,
+    slope=st.floats(1e5, 1e7),
+    jitter=st.lists(st.floats(-1.5, 1.5), min_size=8, max_size=8),
+    has_prior=st.booleans(),
+    has_anchor=st.booleans(),
+)
+def test_a_further_point_on_the_line_never_widens_the_interval(
+    x: list[float],
+    further: float,
+    asked: float,
+    slope: float,
+    jitter: list[float],
+    *,
+    has_prior: bool,
+    has_anchor: bool,
+) -> None:
+    """Whatever is known before, one more point exactly on the fitted line narrows or keeps every interval."""
+    zero = 0.2
+    prior = SlopePrior(slope * 1.001, slope * 0.003) if has_prior else None
+    anchor = Anchor(zero, 0.001) if has_anchor else None
+    points = line_points(x, slope, zero, jitter)
+    before = fit_line(points, prior, anchor)
+    assert before is not None
+    at = NOISE.sd(slope * (asked - zero))
+    old, on_line = before.at(asked, at), before.at(further, at)
+    if old is None or on_line is None:
+        return
+    sd = NOISE.sd(on_line.loc)
+    more = Points(np.append(points.x, further), np.append(points.y, on_line.loc), np.append(points.sd, sd))
+    after = fit_line(more, prior, anchor)
+    assert after is not None
+    new = after.at(asked, at)
+    assert new is not None
+    assert interval_half_width(new) <= interval_half_width(old) * (1.0 + 1e-6)
+
+
+def pool_start(position: int, fraction: float, pool: int, facts: dict[str, Any]) -> Observation:
+    return observe(
+        f"property-{position}",
+        position,
+        hardware=PRO_6000,
+        model=Model(name="m", facts=facts),
+        engine=Engine(name=EngineName.SGLANG, version="0.5.12"),
+        flags={"mem_fraction_static": fraction, "tp_size": 1, "page_size": 1, "speculative_algorithm": None},
+        pool_tokens=pool,
+    )
+
+
+def only(starts: Sequence[Observation]) -> DeploymentFit:
+    (fit,) = fit_pair(PairEvidence(tuple(starts))).deployments
+    return fit
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), count=st.integers(2, 7))
+def test_the_order_of_observations_does_not_matter(data: st.DataObject, count: int) -> None:
+    """Any permutation of the ledger gives the same predictions to 1e-9."""
+    at = data.draw(st.lists(fractions, min_size=count, max_size=count, unique=True))
+    starts = [pool_start(i, f, round(1_303_889 * f) + 1, {}) for i, f in enumerate(at)]
+    shuffled = data.draw(st.permutations(starts))
+    one, other = only(starts), only(shuffled)
+    asked = {"mem_fraction_static": 0.95}
+    first, second = one.capacity.pool(asked), other.capacity.pool(asked)
+    assert first is not None
+    assert second is not None
+    assert first.loc == pytest.approx(second.loc, rel=1e-9)
+    assert first.scale == pytest.approx(second.scale, rel=1e-9)
+    assert one.summary == other.summary
+
+
+@settings(max_examples=60, deadline=None)
+@given(factor=st.integers(2, 8), target=st.integers(150_000, 300_000))
+def test_scaling_tokens_and_target_alike_leaves_the_fraction(factor: int, target: int) -> None:
+    """A model whose tokens cost an nth needs the same fraction for n times the target."""
+
+    def advised(times: int, layers: int) -> float | None:
+        facts = {"num_hidden_layers": layers, "num_key_value_heads": 8, "num_attention_heads": 64, "head_dim": 128}
+        starts = [
+            pool_start(i, f, times * round(1_303_889 * (f - 0.4)), facts) for i, f in enumerate((0.55, 0.62, 0.7))
+        ]
+        line = only(starts).capacity
+        for step in range(400, 1000):
+            value = line.pool({"mem_fraction_static": step / 1000})
+            if value is not None and 1.0 - value.cdf(times * target) >= 0.95:
+                return step / 1000
+        return None
+
+    base, scaled = advised(1, 840), advised(factor, 840 // factor)
+    assert (base is None) == (scaled is None)
+    assert base is None or scaled is None or abs(base - scaled) <= 0.0011
+
+
+FLAG_NAMES = (
+    "mem_fraction_static",
+    "gpu_memory_utilization",
+    "free_gpu_memory_fraction",
+    "cache_max_entry_count",
+    "tp_size",
+    "dp_size",
+    "tensor_parallel_size",
+    "page_size",
+    "block_size",
+    "kv_cache_dtype",
+    "speculative_algorithm",
+    "max_total_tokens",
+    "context_length",
+    "max_model_len",
+    "enable_dp_attention",
+    "mamba_full_memory_ratio",
+)
+numbers = st.one_of(st.none(), st.floats(-10, 1e6), st.just(0.0), st.just(0.001))
+failures = st.builds(Failure, minimum_fraction=numbers, available_kv_cache_gib=numbers)
+counts = st.one_of(st.none(), st.integers(0, 3), st.integers(0, 10**12))
+
+
+@st.composite
+def odd_starts(draw: st.DrawFn) -> Observation:
+    """Draw an observation that a schema would let pass, however little sense it makes."""
+    engine = draw(st.sampled_from(list(EngineName)))
+    values = st.one_of(scalars, st.sampled_from((0.001, 0.5, 0.9, 1.0, 8, "8")))
+    flags: dict[str, Any] = draw(st.dictionaries(st.sampled_from(FLAG_NAMES), values, max_size=8))
+    facts = draw(
+        st.dictionaries(
+            st.sampled_from(("num_hidden_layers", "num_key_value_heads", "head_dim", "kv_lora_rank", "layer_types"))
+            | st.sampled_from(("hidden_size", "num_attention_heads", "sliding_window_pattern", "vocab_size")),
+            st.one_of(scalars, st.integers(1, 128), st.lists(st.text(max_size=4), max_size=3)),
+            max_size=8,
+        )
+    )
+    return Observation(
+        id=UUID(int=draw(st.integers(1, 2**100))),
+        observed_at=EPOCH + timedelta(seconds=draw(st.integers(0, 10**8))),
+        hardware=Hardware(
+            gpu=draw(st.sampled_from(("NVIDIA H200", "GB10", "x", ""))),
+            gpu_count=draw(st.integers(1, 64)),
+            memory_gib=draw(st.one_of(st.none(), st.floats(0.001, 1e6))),
+            unified_memory=draw(st.one_of(st.none(), st.booleans())),
+        ),
+        model=Model(name="m", facts=facts),
+        engine=Engine(name=engine, version=draw(st.one_of(st.none(), st.text(max_size=8), st.just("0.5.18")))),
+        outcome=draw(st.sampled_from(list(Outcome))),
+        flags=flags,
+        measurements=Measurements(
+            pool_tokens=draw(counts),
+            kv_cache_gib=draw(numbers),
+            free_before_load_gib=draw(numbers),
+            free_after_load_gib=draw(numbers),
+            device_memory_gib=draw(numbers),
+            weights_gib=draw(numbers),
+        ),
+        failure=draw(st.one_of(st.none(), failures)),
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(starts=st.lists(odd_starts(), min_size=1, max_size=5), asked=scalars)
+def test_odd_but_valid_observations_never_crash_a_fit(starts: list[Observation], asked: Any) -> None:
+    """Null, tiny, huge and mistyped values give a fit that answers or says that it cannot."""
+    unique = {start.id: start for start in starts}
+    same = [replace(start, hardware=starts[0].hardware, model=starts[0].model) for start in unique.values()]
+    for fit in fit_pair(PairEvidence(tuple(same))).deployments:
+        for name in ("mem_fraction_static", "gpu_memory_utilization"):
+            prediction = fit.predict({name: asked})
+            pool = prediction.pool_tokens
+            assert pool is None or pool.low <= pool.median <= pool.high
+
+
+def test_a_straight_line_is_recovered_among_half_a_thousand_starts() -> None:
+    """With 500 noisy starts, some of them far off, the slope is met to 0.01 %."""
+    random = np.random.default_rng(1)
+    x = random.uniform(0.5, 0.95, 500)
+    y = 1_303_889 * (x - 0.4)
+    sd = NOISE.rounding + NOISE.relative * y
+    noisy = y + sd * random.standard_normal(500)
+    noisy[:25] *= 0.7
+    fit = fit_line(Points(x, noisy, sd), None, None)
+    assert fit is not None
+    assert fit.line.slope == pytest.approx(1_303_889, rel=1e-4)
+    assert (fit.weights[:25] < 1e-3).all()
