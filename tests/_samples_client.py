@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from kvyield._ids import content_id
 from kvyield._wire import Engine, Hardware, Measurements, Model, Observation
@@ -20,7 +20,7 @@ max_running_requests=8, context_len=200000, available_gpu_mem=6.10 GB
 def sample(number: int = 0, *, model: str = "moonshotai/Kimi-K2.6") -> Observation:
     """A start that differs from another number's in its pool only."""
     observation = Observation(
-        observed_at=datetime(2026, 5, 30, 22, 0, 23, tzinfo=UTC),
+        observed_at=datetime.fromisoformat("2026-05-30T22:00:23+00:00"),
         hardware=Hardware(gpu="NVIDIA H200", gpu_count=8),
         model=Model(name=model),
         engine=Engine(name="sglang", version="0.5.12"),

@@ -35,7 +35,7 @@ def read(source: Source, extras: Extras, *, engine: str | None = None, get: Get 
     reading = Reading(source.name)
     starts = list(read_starts(_counted(source.lines(), reading), engine=engine))
     if get is not None:
-        starts[-1:] = [_with_endpoints(get, starts[-1] if starts else None)]
+        starts[-1:] = _with_endpoints(get, starts[-1:], reading)
     for index, start in enumerate(starts):
         is_last = index == len(starts) - 1
         _take(reading, start, extras if is_last else replace(extras, recommendation_id=None), is_local=source.is_local)
@@ -46,7 +46,8 @@ def read(source: Source, extras: Extras, *, engine: str | None = None, get: Get 
 def read_endpoints_only(get: Get, extras: Extras) -> Reading:
     """The running engine's own words, without a log."""
     reading = Reading("the engine's endpoints")
-    _take(reading, _with_endpoints(get, None), extras, is_local=False, source="endpoint")
+    for start in _with_endpoints(get, [], reading):
+        _take(reading, start, extras, is_local=False, source="endpoint")
     return reading
 
 
@@ -91,10 +92,15 @@ def _take(reading: Reading, start: Start, extras: Extras, *, is_local: bool, sou
     reading.starts.append(assemble(start, completed, source=source))
 
 
-def _with_endpoints(get: Get, start: Start | None) -> Start:
+def _with_endpoints(get: Get, last: list[Start], reading: Reading) -> list[Start]:
+    """The last start with what the endpoints add; an engine that does not answer leaves it as the log told."""
     from kvyield.engines.endpoints import read_endpoints  # noqa: PLC0415  # only --server needs it
 
-    return read_endpoints(get, start)
+    try:
+        return [read_endpoints(get, last[0] if last else None)]
+    except (KvyieldError, ValueError) as error:
+        reading.notes.append(f"the engine's endpoints could not be read: {error}")
+        return last
 
 
 def _with_config(start: Start, extras: Extras) -> Extras:

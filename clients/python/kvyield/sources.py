@@ -100,7 +100,7 @@ def kubernetes_source(
 
 
 def expand(names: Sequence[str]) -> list[Path]:
-    """The files that names stand for: files, folders with the logs below them, globs. Raises when one stands for nothing."""
+    """The files that names stand for: files, folders with their logs, globs. Raises when one stands for nothing."""
     found: dict[Path, None] = {}
     for name in names:
         matches = (

@@ -11,7 +11,7 @@ from kvyield.cli._run import safe
 if TYPE_CHECKING:
     from kvyield import _wire
 
-FILE_WIDTH = 160
+FILE_WIDTH = 200
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:

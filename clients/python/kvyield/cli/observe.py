@@ -101,6 +101,8 @@ def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
         say(f"kvyield: {note}")
     if reading.unfinished:
         say(f"kvyield: {reading.unfinished} start(s) in {reading.name} were not ready yet; run again when they are")
+    if not starts and not reading.unfinished and not reading.lines:
+        raise SourceError(f"{reading.name} tells of no engine start; is it empty?")
     if not starts and not reading.unfinished:
         raise SourceError(
             f"no engine start in {reading.name} ({reading.lines:,} lines read); expected the start-up lines of SGLang, "

@@ -1,0 +1,60 @@
+"""Settings: which source wins, and what is said about wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvyield import ConfigError
+from kvyield.config import DEFAULT_URL, load_settings
+
+
+def write(folder: Path, text: str) -> dict[str, str]:
+    (folder / "config.toml").write_text(text)
+    return {"KVYIELD_CONFIG": str(folder / "config.toml"), "HOME": str(folder)}
+
+
+def test_flags_beat_the_environment_and_that_beats_the_file(tmp_path: Path) -> None:
+    """Options win over variables, variables over the file, the file over defaults, and each says where it is from."""
+    environment = write(tmp_path, 'url = "http://file"\ntoken = "file"\nspool = "~/queue"\n')
+    assert load_settings(environment=environment).url == "http://file"
+    environment |= {"KVYIELD_URL": "http://variable", "KVYIELD_TOKEN": " variable\n"}
+    settings = load_settings(url="http://option", environment=environment)
+    assert (settings.url, settings.token) == ("http://option", "variable")
+    assert settings.sources["url"] == "option"
+    assert settings.sources["token"] == "KVYIELD_TOKEN"
+    bare = load_settings(environment={"HOME": str(tmp_path / "empty")})
+    assert (bare.url, bare.token, bare.sources["url"]) == (DEFAULT_URL, None, "default")
+    assert bare.spool == tmp_path / "empty" / ".local" / "state" / "kvyield" / "spool"
+
+
+def test_a_token_can_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
+    """``token_file`` is read, and one that is not there is named."""
+    (tmp_path / "token").write_text("kv-123\n")
+    environment = write(tmp_path, f'token_file = "{tmp_path}/token"\n')
+    assert load_settings(environment=environment).token == "kv-123"
+    with pytest.raises(ConfigError, match="nowhere"):
+        load_settings(environment=write(tmp_path, 'token_file = "/nowhere"\n'))
+
+
+def test_the_token_is_not_printed(tmp_path: Path) -> None:
+    """Printing settings shows that there is a token, not the token."""
+    assert "kv-123" not in repr(load_settings(token="kv-123", environment={"HOME": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("url = ", "not TOML"),
+        ("ulr = 'x'", "ulr is unknown"),
+        ("url = 5", "url has the wrong type"),
+        ("facts = 1", "must be a table"),
+        ("[facts]\ngpu_count = '8'", "facts.gpu_count has the wrong type"),
+        ("[facts]\ngpus = 8", "facts.gpus is unknown; known are gpu, gpu_count"),
+    ],
+)
+def test_wrong_files_are_told_by_place_and_name(tmp_path: Path, text: str, words: str) -> None:
+    """A typing error in the file is an error that names the file, the key and what is known."""
+    with pytest.raises(ConfigError, match=words):
+        load_settings(environment=write(tmp_path, text))

@@ -1,0 +1,129 @@
+"""Logs from files, compressed or damaged, from stdin and from the commands of journald and containers."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvyield import SourceError, sources
+
+LINES = [b"first\n", b"second \xff\n", b"last"]
+
+
+def script(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts a program of this name first on the path."""
+    file = folder / name
+    file.write_text(f"#!/bin/sh\n{text}\n")
+    file.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def test_files_are_read_as_lines_whatever_packs_them(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
+    """Plain and compressed files give the same lines, told apart by content and not by name."""
+    file = tmp_path / "any.name"
+    file.write_bytes(pack(b"".join(LINES)))
+    assert list(sources.file_source(file).lines()) == LINES
+
+
+def test_a_truncated_archive_gives_what_it_holds_and_a_note(tmp_path: Path) -> None:
+    """A compressed log that ends in the middle is read up to there, and it is said."""
+    file = tmp_path / "log.gz"
+    packed = gzip.compress(b"".join(b"line %d of many\n" % (number * 7919) for number in range(5000)))
+    file.write_bytes(packed[: len(packed) // 2])
+    source = sources.file_source(file)
+    assert next(iter(source.lines())) == b"line 0 of many\n"
+    assert len(list(source.lines())) > 100
+    assert "ends in the middle" in source.notes[-1]
+
+
+def test_a_line_without_end_comes_in_pieces(tmp_path: Path) -> None:
+    """A file without a single line end does not come as one piece of its whole size."""
+    file = tmp_path / "binary"
+    file.write_bytes(b"x" * (sources.LONGEST_LINE_BYTES * 2 + 5))
+    assert [len(piece) for piece in sources.file_source(file).lines()] == [2**20, 2**20, 5]
+
+
+def test_missing_files_are_named_with_what_would_be_right(tmp_path: Path) -> None:
+    """A path that is not there, a folder, or an unreadable file is told by name."""
+    for path, words in (
+        (tmp_path / "no.log", "holds no no.log"),
+        (tmp_path / "a" / "b.log", "exists"),
+        (tmp_path, "is a folder"),
+    ):
+        with pytest.raises(SourceError, match=words):
+            list(sources.file_source(path).lines())
+
+
+def test_names_stand_for_files_folders_and_globs(tmp_path: Path) -> None:
+    """Folders give the logs below them, globs what fits, and nothing is read twice."""
+    for name in ("a.log", "b.log.1.gz", "sub/c.txt", "sub/model.safetensors", ".hidden.log", "config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = sources.expand([str(tmp_path), str(tmp_path / "*.log"), str(tmp_path / "config.json")])
+    assert [file.name for file in found] == ["a.log", "b.log.1.gz", "c.txt", "config.json"]
+    for name in ("no-such", "*.nothing", str(tmp_path / "sub" / "..") + "/*.zip"):
+        with pytest.raises(SourceError):
+            sources.expand([name])
+
+
+def test_the_journal_is_asked_for_all_lines_with_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """journalctl gets the unit and is told to show full times and long lines."""
+    script(tmp_path, "journalctl", 'echo "$@"', monkeypatch)
+    [line] = sources.journal_source("sglang.service", since="-2 h").lines()
+    words = line.decode().split()
+    assert words[:2] == ["--unit", "sglang.service"]
+    assert {"short-iso-precise", "--utc", "--all", "--no-pager", "--since"} <= set(words)
+
+
+def test_containers_give_both_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines log to standard error, so both outputs of a container are read."""
+    script(tmp_path, "docker", 'echo out; echo err >&2; echo "$@"', monkeypatch)
+    script(tmp_path, "kubectl", 'echo "$@"', monkeypatch)
+    assert list(sources.docker_source("engine").lines()) == [b"out\n", b"err\n", b"logs --timestamps engine\n"]
+    source = sources.kubernetes_source("pod-0", namespace="llm", container="engine", previous=True)
+    [line] = source.lines()
+    assert line == b"logs --timestamps --namespace llm --container engine --previous pod-0\n"
+    assert not source.is_local
+
+
+def test_a_command_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When docker or journalctl says no, its words and a hint are in the error."""
+    script(tmp_path, "docker", "echo 'No such container: x' >&2; exit 1", monkeypatch)
+    with pytest.raises(SourceError, match=r"No such container.*does `docker ps -a`"):
+        list(sources.docker_source("x").lines())
+
+
+def test_a_command_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a host without kubectl the error says so."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SourceError, match="no kubectl on this host"):
+        list(sources.kubernetes_source("x").lines())
+
+
+def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that never answers does not hold the client, and its process does not stay behind."""
+    script(tmp_path, "docker", "echo hello; exec sleep 60", monkeypatch)
+    monkeypatch.setattr(sources, "SILENCE_SECONDS", 0.2)
+    began = time.monotonic()
+    with pytest.raises(SourceError, match="was silent"):
+        list(sources.docker_source("x").lines())
+    assert time.monotonic() - began < 5.0
+
+
+def test_leaving_early_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that stops after the first line leaves no process behind."""
+    pid_file = tmp_path / "pid"
+    script(tmp_path, "journalctl", f"echo $$ > {pid_file}; echo one; exec sleep 60", monkeypatch)
+    lines = sources.journal_source("x").lines()
+    assert next(lines) == b"one\n"
+    lines.close()  # type: ignore[attr-defined]  # a generator
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
