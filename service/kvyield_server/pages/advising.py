@@ -1,45 +1,69 @@
-"""Advice for a page: the form's question, asked of the use cases that ``GET /recommend`` asks."""
+"""Advice for a page: the form's question, asked of the use cases that the API's advice and predictions come from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kvyield_server.api.services import Services
 from kvyield_server.domain.answers import Advice, Question
-from kvyield_server.domain.observation import FRACTION_FLAG
+from kvyield_server.domain.observation import FRACTION_FLAG, Flags
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.asking import Asked, asked, default_target
 from kvyield_server.pages.views.advice import FORMATS, advice_view
-from kvyield_server.pages.views.plot import overlay
+from kvyield_server.pages.views.plot import LineView, fractions, line_view, overlay
 from kvyield_server.schemas.common import EstimateOut
+from kvyield_server.schemas.predictions import prediction_out
 from kvyield_server.schemas.recommendations import QuestionIn, advice_out, question_of
 from kvyield_server.schemas.selectors import selector_fields, selector_kept
 from kvyield_server.usecases.deployments import Subject, subject_of
 from kvyield_server.usecases.ports import Pair, StoredRecommendation, UnitOfWork
+from kvyield_server.usecases.predict import predict
 from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
 
 if TYPE_CHECKING:
     from kvyield_server.domain.fit import DeploymentFit, PairFit
 
+POINTS = 81
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An advice with the question and the deployment that it is about."""
+
+    subject: Subject
+    question: Question
+    advice: Advice
+    fit: DeploymentFit
+
+    @property
+    def flags(self) -> Flags:
+        """The flags after the restart: the running ones with the advised ones over them."""
+        return {**(self.fit.running.flags if self.fit.running else {}), **self.advice.flags}
+
+    @property
+    def running_fraction(self) -> Any:
+        return self.fit.running.flags.get(FRACTION_FLAG[self.advice.engine]) if self.fit.running else None
+
 
 def advised(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the advice's template shows: the advice, or the faults of the form."""
+    """Return what the advice's template shows: the advice and the lines under it, or the faults of the form."""
     form = form_of(services.fits.of_pair(uow, pair), pair, given)
-    values: dict[str, Any] = {"asked": form.values, "faults": form.faults, "advice": None, "overlay": None}
+    kept = [*form.values.items(), ("deployment", given.get("deployment", ""))]
+    values = {"asked": form.values, "faults": form.faults, "kept_question": kept}
     if form.question is None:
-        return values
-    subject, question, advice = answer_of(uow, services, form.question)
-    services.metrics.recommendations.labels(advice.status.value).inc()
-    out, target = advice_out(advice, pair.id), question.target_tokens
-    fit = subject.deployment(advice.flags)
-    values["advice"] = advice_view(out, target_tokens=target, texts=texts_of(advice))
-    running = fit.running.flags.get(FRACTION_FLAG[advice.engine]) if fit.running else None
-    values["overlay"] = overlay(out, running=running, target_tokens=target, need=prompt_need(fit, question, advice))
-    return values
+        return {**values, "advice": None, "overlay": None, "numbers": ()}
+    answer = answer_of(uow, services, form.question)
+    services.metrics.recommendations.labels(answer.advice.status.value).inc()
+    out, target = advice_out(answer.advice, pair.id), answer.question.target_tokens
+    line, need = line_of(answer), prompt_need(answer)
+    drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need)
+    view = advice_view(out, target_tokens=target, texts=texts_of(answer.advice))
+    return {**values, "advice": view, "overlay": {**drawn, "line": line.data}, "numbers": line.rows}
 
 
 def keep_advice(
@@ -53,8 +77,8 @@ def keep_advice(
     form = form_of(services.fits.of_pair(uow, pair), pair, given)
     if form.question is None:
         raise InvalidError([(f"/{name}", detail) for name, detail in form.faults.items()])
-    subject, question, advice = answer_of(uow, services, form.question)
-    return keep(subject, question, advice, new_id=new_id, now=now)
+    answer = answer_of(uow, services, form.question)
+    return keep(answer.subject, answer.question, answer.advice, new_id=new_id, now=now)
 
 
 def form_of(fits: PairFit, pair: Pair, given: Mapping[str, str]) -> Asked:
@@ -72,11 +96,12 @@ def chosen_deployment(fits: PairFit, given: Mapping[str, str]) -> DeploymentFit 
     return next(named, fits.deployments[0] if fits.deployments else None)
 
 
-def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> tuple[Subject, Question, Advice]:
-    """Return the answer to a question, with the pair that it is about."""
+def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> Answer:
+    """Return the answer to a question, with the deployment that it is about."""
     selector = Selector(**selector_fields(asked), kept=selector_kept(asked))
     subject, question = subject_of(uow, services.fits, selector), question_of(asked)
-    return subject, question, recommend(subject, question, services.answers)
+    advice = recommend(subject, question, services.answers)
+    return Answer(subject, question, advice, subject.deployment(advice.flags))
 
 
 def texts_of(advice: Advice) -> dict[str, str]:
@@ -84,11 +109,21 @@ def texts_of(advice: Advice) -> dict[str, str]:
     return {key: rendered(advice, key).rstrip() for key, _ in FORMATS} if advice.flags else {}
 
 
-def prompt_need(fit: DeploymentFit, question: Question, advice: Advice) -> EstimateOut:
+def line_of(answer: Answer) -> LineView:
+    """Return the fitted lines under the flags after the restart, as the fraction moves."""
+    name, window = FRACTION_FLAG[answer.advice.engine], answer.advice.window
+    edges = (window.lowest, window.highest) if window else ()
+    shown = (answer.running_fraction, answer.advice.flags.get(name), *edges)
+    along = fractions(answer.fit.starts, shown, POINTS)
+    predictions = predict(answer.subject, [{**answer.flags, name: fraction} for fraction in along])
+    return line_view(list(zip(along, map(prediction_out, predictions), strict=True)))
+
+
+def prompt_need(answer: Answer) -> EstimateOut:
     """Return what a prompt of the target's length takes at its peak, GiB, with its 90 % interval."""
-    if question.prompt_need_gib is not None:
-        fixed = question.prompt_need_gib
+    fixed = answer.question.prompt_need_gib
+    if fixed is not None:
         return EstimateOut(median=fixed, low=fixed, high=fixed, level=0.9)
-    need = fit.prompt_need.need(question.target_tokens, advice.flags)
+    need = answer.fit.prompt_need.need(answer.question.target_tokens, answer.flags)
     low, median, high = (round(need.quantile(share), 3) for share in (0.05, 0.5, 0.95))
     return EstimateOut(median=median, low=low, high=high, level=0.9)

@@ -9,6 +9,7 @@ from uuid import UUID
 
 import msgspec
 
+from kvyield_server.domain.demand import SGLANG_RESERVED_TOKENS
 from kvyield_server.domain.observation import Scalar
 from kvyield_server.pages.views.starts import CONTEXT_FLAGS
 from kvyield_server.schemas.recommendations import QuestionIn, recommendation_faults
@@ -54,11 +55,14 @@ def asked(given: Mapping[str, str], *, pair_id: UUID, like: UUID | None, default
 
 
 def default_target(flags: Mapping[str, Scalar], pool_tokens: int | None) -> int:
-    """Return the target to begin with: what a request may ask for now, else what the pool holds now."""
+    """Return the target to begin with: what a request may ask for now, else what the pool holds now.
+
+    A context length that an advice made for a round target gives that target again, not one that is longer each time.
+    """
     for name in CONTEXT_FLAGS:
         value = flags.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value
+            return value - SGLANG_RESERVED_TOKENS if value % 1000 == SGLANG_RESERVED_TOKENS else value
     return pool_tokens or _SOME_TARGET
 
 

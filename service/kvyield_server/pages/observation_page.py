@@ -7,6 +7,7 @@ from uuid import UUID
 
 import msgspec
 from litestar import MediaType, Request, Response, get, post
+from litestar.params import FromPath
 
 from kvyield_server.api.auth import token_of
 from kvyield_server.api.services import services_of, utc_now
@@ -23,13 +24,13 @@ from kvyield_server.usecases.retract import retract
 
 
 @get("/ui/observations/{observation_id:uuid}", opt=LOOKS)
-async def show_observation(request: Request[Any, Any, Any], observation_id: UUID) -> Response[str]:
+async def show_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> Response[str]:
     """Show everything known of a start."""
     return await _shown(request, observation_id, "", 200)
 
 
 @post("/ui/observations/{observation_id:uuid}/retraction", opt=MANAGES)
-async def retract_observation(request: Request[Any, Any, Any], observation_id: UUID) -> Response[Any]:
+async def retract_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> Response[Any]:
     """Mark a start as not to be believed, and show it again."""
     reason = str((await request.form()).get("reason", "")).strip()
     try:

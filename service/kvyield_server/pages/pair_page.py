@@ -7,9 +7,11 @@ from typing import Any
 from uuid import UUID
 
 from litestar import MediaType, Request, Response, get, post
+from litestar.params import FromPath
 from uuid6 import uuid7
 
 from kvyield_server.api.services import Services, services_of, utc_now
+from kvyield_server.domain.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.advising import advised, chosen_deployment, keep_advice
 from kvyield_server.pages.asking import CONFIDENCES, FIELDS
@@ -19,19 +21,16 @@ from kvyield_server.pages.rendering import page, query_text
 from kvyield_server.pages.session import LOOKS
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.pairs import labels_of, memory_text
-from kvyield_server.pages.views.plot import plot_view
+from kvyield_server.pages.views.plot import starts_view
 from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import from_domain
-from kvyield_server.schemas.pairs import curve_out, fit_out
+from kvyield_server.schemas.pairs import fit_out
 from kvyield_server.usecases.browse import stored_observation, stored_pair
-from kvyield_server.usecases.curve import curve
 from kvyield_server.usecases.ports import Pair, UnitOfWork
-
-POINTS = 81
 
 
 @get("/ui/pairs/{pair_id:uuid}", opt=LOOKS)
-async def show_pair(request: Request[Any, Any, Any], pair_id: UUID) -> Response[str]:
+async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show a pair whole."""
     services, given = services_of(request), dict(request.query_params)
 
@@ -44,17 +43,21 @@ async def show_pair(request: Request[Any, Any, Any], pair_id: UUID) -> Response[
 
 
 @get("/ui/pairs/{pair_id:uuid}/advice", opt=LOOKS)
-async def show_advice(request: Request[Any, Any, Any], pair_id: UUID) -> Response[str]:
+async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the advice alone, for a form that changed."""
     services, given = services_of(request), dict(request.query_params)
-    values = await services.read(lambda uow: advised(uow, services, stored_pair(uow, pair_id), given))
+
+    def work(uow: UnitOfWork) -> dict[str, Any]:
+        return {"row": {"id": pair_id}, "is_swap": True, **advised(uow, services, stored_pair(uow, pair_id), given)}
+
+    values = await services.read(work)
     address = f"/ui/pairs/{pair_id}?{query_text({name: given.get(name) for name in ('deployment', *FIELDS)})}"
     status = 422 if values["faults"] else 200
     return page(request, "advice.html", values, status_code=status, headers={"HX-Replace-Url": address})
 
 
 @post("/ui/pairs/{pair_id:uuid}/advice", opt=LOOKS)
-async def keep_in_log(request: Request[Any, Any, Any], pair_id: UUID) -> Response[Any]:
+async def keep_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[Any]:
     """Keep the advice in the log, so that the start that follows can settle it."""
     services = services_of(request)
     given = {name: str(value) for name, value in (await request.form()).multi_items()}
@@ -66,7 +69,7 @@ async def keep_in_log(request: Request[Any, Any, Any], pair_id: UUID) -> Respons
 
 
 @get("/ui/pairs/{pair_id:uuid}/history", opt=LOOKS)
-async def show_history(request: Request[Any, Any, Any], pair_id: UUID) -> Response[str]:
+async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the history alone, filtered."""
     services, given = services_of(request), dict(request.query_params)
 
@@ -79,7 +82,7 @@ async def show_history(request: Request[Any, Any, Any], pair_id: UUID) -> Respon
 
 
 @get("/ui/pairs/{pair_id:uuid}/compare", opt=LOOKS)
-async def show_comparison(request: Request[Any, Any, Any], pair_id: UUID) -> Response[str]:
+async def show_comparison(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show two starts of a pair side by side, the older one first."""
     services = services_of(request)
     chosen = two_starts(request.query_params.getall("start", []))
@@ -120,13 +123,12 @@ def _fitted(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
     summaries = [fit_out(deployment.summary) for deployment in fits.deployments]
     chosen = chosen_deployment(fits, given) or fits.deployments[0]
     fit = fit_out(chosen.summary)
-    shown = curve_out(curve(pair.id, fits, deployment=fit.deployment_id, lowest=None, highest=None, points=POINTS))
     return {
         "fit": fit,
         "deployments": summaries,
         "labels": labels_of(fit),
-        "plot": plot_view(shown),
-        "curve_flag": shown.fraction_flag,
+        "plot_starts": starts_view(chosen.starts),
+        "curve_flag": FRACTION_FLAG[fit.engine],
         "confidences": CONFIDENCES,
         "kept": [(name, given[name]) for name in FIELDS if given.get(name)],
         **advised(uow, services, pair, given),

@@ -16,13 +16,14 @@
   let plots = [];
   let curve = null;
   let advice = null;
+  let line = { fraction: [0, 1], pool: null, free: null };
 
   const read = (id) => { const node = document.getElementById(id); return node ? JSON.parse(node.textContent) : null; };
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const ratio = () => devicePixelRatio || 1;
 
   function xRange() {
-    const known = [...curve.fraction, ...curve.starts.map((s) => s.fraction)];
+    const known = [...line.fraction, ...curve.starts.map((s) => s.fraction)];
     if (advice) known.push(advice.advised, ...(advice.window || []));
     const inside = known.filter((f) => f != null && f <= 1.02);
     return [Math.min(...inside), Math.max(...inside)];
@@ -36,10 +37,11 @@
   }
 
   function atCursor(fraction, which) {
-    const at = curve.fraction.findIndex((f) => f >= fraction - 1e-9);
-    const band = curve[which];
-    if (at < 0 || !band || band.median[at] == null) return null;
-    return { median: band.median[at], low: band.low[at], high: band.high[at] };
+    const at = Math.max(1, line.fraction.findIndex((f) => f >= fraction - 1e-9)), band = line[which];
+    if (!band || band.median[at] == null || band.median[at - 1] == null) return null;
+    const share = (fraction - line.fraction[at - 1]) / (line.fraction[at] - line.fraction[at - 1]);
+    const between = (values) => values[at - 1] + share * (values[at] - values[at - 1]);
+    return { median: between(band.median), low: between(band.low), high: between(band.high) };
   }
 
   function label(c, text, x, y, ink, align) {
@@ -64,7 +66,7 @@
     u.ctx.fillRect(from, top, Math.max(to - from, 2 * ratio()), height);
   }
 
-  function line(u, from, to, ink, dash, width) {
+  function rule(u, from, to, ink, dash, width) {
     const c = u.ctx, r = ratio();
     c.beginPath();
     c.setLineDash(dash.map((d) => d * r));
@@ -80,16 +82,17 @@
     if (fraction == null) return;
     const { left, top, width, height } = u.bbox, x = u.valToPos(fraction, "x", true), r = ratio();
     if (x < left - 1 || x > left + width + 1) return;
-    line(u, [x, top], [x, top + height], ink, dash, 1.25);
+    rule(u, [x, top], [x, top + height], ink, dash, 1.25);
     if (!text) return;
-    const isRight = x > left + width * 0.75;
+    u.ctx.font = `${12 * r}px system-ui, sans-serif`;
+    const isRight = x + u.ctx.measureText(text).width + 12 * r > left + width;
     label(u.ctx, text, x + (isRight ? -6 : 6) * r, top + (16 + 16 * row) * r, ink, isRight ? "right" : "left");
   }
 
   function horizontal(u, value, ink, dash, text) {
     const { left, top, width, height } = u.bbox, y = u.valToPos(value, "y", true), r = ratio();
     if (y < top - 1 || y > top + height + 1) return;
-    line(u, [left, y], [left + width, y], ink, dash, 1.25);
+    rule(u, [left, y], [left + width, y], ink, dash, 1.25);
     label(u.ctx, text, left + 8 * r, y - 3 * r, ink);
   }
 
@@ -104,7 +107,7 @@
       if (advice) {
         if (isPool) horizontal(u, advice.target, colour("--ink"), [6, 4], `target ${tokens(advice.target)} tokens`);
         if (!isPool && advice.need) need(u);
-        vertical(u, advice.running, colour("--muted"), [2, 3], isPool ? `running ${advice.running}` : "", 1);
+        if (advice.running !== advice.advised) vertical(u, advice.running, colour("--muted"), [2, 3], isPool ? `running ${advice.running}` : "", 1);
         vertical(u, advice.advised, colour("--accent"), [], isPool ? `advised ${advice.advised}` : "", 0);
       }
       c.restore();
@@ -130,13 +133,17 @@
   function mark(u, start, which) {
     const at = place(u, start, which);
     if (!at) return;
-    const c = u.ctx, r = ratio(), ink = colour(COLOURS[start.outcome]);
+    stamp(u.ctx, start.outcome, at[0], at[1]);
+  }
+
+  function stamp(c, outcome, x, y) {
+    const r = ratio(), ink = colour(COLOURS[outcome]);
     c.beginPath();
-    const how = SHAPES[start.outcome](c, at[0], at[1], RADIUS * r);
+    const how = SHAPES[outcome](c, x, y, RADIUS * r);
     c.lineWidth = 1.8 * r;
     c.strokeStyle = how === "fill" ? colour("--panel") : ink;
     c.fillStyle = how === "fill" ? ink : colour("--panel");
-    if (how === "fill" || start.outcome === "refused") c.fill();
+    if (how === "fill" || outcome === "refused") c.fill();
     c.stroke();
   }
 
@@ -163,16 +170,16 @@
   function show(rows, start) {
     const box = document.getElementById("readout");
     const nodes = rows.map(([name, value]) => {
-      const line = document.createElement("div"), strong = document.createElement("b");
+      const entry = document.createElement("div"), strong = document.createElement("b");
       strong.textContent = value;
-      line.append(`${name} `, strong);
-      return line;
+      entry.append(`${name} `, strong);
+      return entry;
     });
     if (start) {
-      const line = document.createElement("div"), strong = document.createElement("b");
+      const entry = document.createElement("div"), strong = document.createElement("b");
       strong.textContent = `${start.fraction}: ${start.pool == null ? "no pool" : `${tokens(start.pool)} tokens`}, ${start.free == null ? "free memory not known" : `${gib(start.free)} free at ready`}`;
-      line.append(`start, ${start.word}, ${new Date(start.at).toLocaleDateString()}: `, strong);
-      nodes.push(line);
+      entry.append(`start, ${start.word}, ${new Date(start.at).toLocaleDateString()}: `, strong);
+      nodes.push(entry);
     }
     box.replaceChildren(...nodes);
   }
@@ -190,9 +197,9 @@
 
   function options(which, node, height) {
     const ink = colour("--muted"), grid = { stroke: colour("--faint"), width: 1 }, ticks = { stroke: colour("--line"), width: 1, size: 4 };
-    const isPool = which === "pool", font = "12px system-ui, sans-serif", band = curve[which];
+    const isPool = which === "pool", font = "12px system-ui, sans-serif", band = line[which];
     const measured = curve.starts.map((s) => (isPool ? s.pool : s.free));
-    const line = { show: false };
+    const none = { show: false };
     return {
       width: node.clientWidth, height,
       legend: { show: false },
@@ -202,10 +209,10 @@
         y: { range: () => yRange([...(band ? band.high : []), ...(band && !isPool ? band.low : []), ...measured, ...(advice ? (isPool ? [advice.target] : [...(advice.need || [])].slice(0, 2)) : [])], 0.06) },
       },
       axes: [
-        { stroke: ink, grid, ticks, font, size: isPool ? 26 : 44, label: isPool ? undefined : curve.flag, labelFont: font, labelSize: 18, values: (u, all) => all.map((v) => +v.toFixed(4)), space: 60 },
+        { stroke: ink, grid, ticks, font, size: isPool ? 26 : 24, label: isPool ? undefined : curve.flag, labelFont: font, labelSize: 20, labelGap: 0, values: (u, all) => all.map((v) => +v.toFixed(4)), space: 60 },
         { stroke: ink, grid, ticks, font, size: 64, values: (u, all) => all.map((v) => (isPool ? tokens(v) : +v.toFixed(2))) },
       ],
-      series: [{}, { stroke: colour("--accent"), width: 1.75, points: line }, { stroke: "transparent", points: line }, { stroke: "transparent", points: line }],
+      series: [{}, ...[colour("--accent"), "transparent", "transparent"].map((stroke) => ({ stroke, width: 1.75, points: none, pxAlign: 0 }))],
       bands: [{ series: [3, 2], fill: colour("--band") }],
       cursor: { sync: { key: "fraction", scales: ["x", null] }, points: { show: false }, drag: { x: false, y: false }, focus: { prox: -1 } },
       hooks: { drawClear: [under], draw: [over(which)], setCursor: [hovered(which)] },
@@ -213,8 +220,8 @@
   }
 
   function data(which) {
-    const empty = curve.fraction.map(() => null), band = curve[which];
-    return [curve.fraction, ...(band ? [band.median, band.low, band.high] : [empty, empty, empty])];
+    const empty = line.fraction.map(() => null), band = line[which];
+    return [line.fraction, ...(band ? [band.median, band.low, band.high] : [empty, empty, empty])];
   }
 
   function draw() {
@@ -229,12 +236,45 @@
     document.documentElement.dataset.plots = String(plots.length);
   }
 
+  function save() {
+    const r = ratio(), width = plots[0].ctx.canvas.width, head = 64 * r, gap = 22 * r;
+    const canvas = Object.assign(document.createElement("canvas"), { width, height: head + plots.reduce((sum, plot) => sum + plot.ctx.canvas.height + gap, 0) });
+    const c = canvas.getContext("2d");
+    c.fillStyle = colour("--panel");
+    c.fillRect(0, 0, canvas.width, canvas.height);
+    c.fillStyle = colour("--ink");
+    c.font = `600 ${15 * r}px system-ui, sans-serif`;
+    c.fillText(document.querySelector("h1").textContent.trim(), 10 * r, 22 * r);
+    c.font = `${12 * r}px system-ui, sans-serif`;
+    c.fillText(document.getElementById("stage").dataset.subject, 10 * r, 42 * r);
+    let y = head;
+    for (const plot of plots) {
+      const name = plot.root.parentElement.previousElementSibling.textContent;
+      c.fillStyle = colour("--ink");
+      c.fillText(name, 10 * r, y + 12 * r);
+      c.drawImage(plot.ctx.canvas, 0, y + gap);
+      y += plot.ctx.canvas.height + gap;
+    }
+    let x = 10 * r + c.measureText("Pool, tokens").width + 28 * r;
+    for (const [outcome, word] of new Map(curve.starts.map((s) => [s.outcome, s.word]))) {
+      stamp(c, outcome, x, head + 8 * r);
+      c.fillStyle = colour("--muted");
+      c.fillText(word, x + 9 * r, head + 12 * r);
+      x += c.measureText(word).width + 32 * r;
+    }
+    canvas.toBlob((blob) => {
+      const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: "kvyield.png" });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    });
+  }
+
   function step(node, event) {
-    const count = curve.fraction.length, jump = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10, Home: -count, End: count }[event.key];
+    const count = line.fraction.length, jump = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10, Home: -count, End: count }[event.key];
     if (!jump) return;
     event.preventDefault();
     const at = Math.min(count - 1, Math.max(0, Number(node.dataset.at || Math.floor(count / 2)) + jump));
-    const fraction = curve.fraction[at], rows = told(fraction);
+    const fraction = line.fraction[at], rows = told(fraction);
     node.dataset.at = at;
     node.setAttribute("aria-valuenow", fraction);
     node.setAttribute("aria-valuetext", rows.map((row) => row.join(" ")).join(", "));
@@ -242,14 +282,24 @@
     show(rows, null);
   }
 
+  function take() {
+    advice = read("advice-data");
+    if (advice) line = advice.line;
+    const stage = document.getElementById("stage");
+    stage.setAttribute("aria-valuemin", line.fraction[0]);
+    stage.setAttribute("aria-valuemax", line.fraction.at(-1));
+    draw();
+    const known = line.fraction, first = advice && advice.advised != null ? advice.advised : known[Math.floor(known.length / 2)];
+    stage.setAttribute("aria-valuenow", first);
+    show(told(first), null);
+  }
+
   function begin() {
     curve = read("curve-data");
-    advice = read("advice-data");
     if (!curve || typeof uPlot === "undefined") return;
-    draw();
-    const first = advice && advice.advised != null ? advice.advised : curve.fraction[Math.floor(curve.fraction.length / 2)];
-    show(told(first), null);
+    take();
     const stage = document.getElementById("stage");
+    document.getElementById("save").addEventListener("click", save);
     stage.addEventListener("keydown", (event) => step(stage, event));
     new ResizeObserver(() => {
       for (const plot of plots) plot.setSize({ width: plot.root.parentElement.clientWidth, height: plot.height });
@@ -259,9 +309,6 @@
 
   document.addEventListener("DOMContentLoaded", begin);
   document.addEventListener("htmx:afterSettle", (event) => {
-    if (!curve || event.target.id !== "answer") return;
-    advice = read("advice-data");
-    draw();
-    if (advice && advice.advised != null) show(told(advice.advised), null);
+    if (curve && event.target.id === "answer" && document.getElementById("advice-data")) take();
   });
 })();

@@ -20,7 +20,7 @@ from kvyield_server.pages.views.words import (
     span_tokens,
     tokens,
 )
-from kvyield_server.schemas.recommendations import AdviceOut, ChangeOut, LeverOut, RestartsOut
+from kvyield_server.schemas.recommendations import AdviceOut, ChangeOut, LeverOut
 
 FORMATS = (
     ("args", "Arguments"),
@@ -78,6 +78,7 @@ class AdviceView:
     figures: tuple[Figure, ...]
     changes: tuple[ChangeRow, ...]
     restarts: str
+    minutes: str
     verification: str
     window: str
     warnings: tuple[str, ...]
@@ -89,6 +90,7 @@ class AdviceView:
 
 def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, str]) -> AdviceView:
     """Return the advice in words; ``texts`` are its renderings by format."""
+    plan = advice.restarts
     return AdviceView(
         status=advice.status,
         status_word=STATUS_WORDS[advice.status],
@@ -97,7 +99,8 @@ def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, st
         summary=_summary(advice),
         figures=_figures(advice, target_tokens),
         changes=tuple(_change(change) for change in advice.changes),
-        restarts=_restarts(advice.restarts),
+        restarts=figure(plan.expected if plan else None, 1),
+        minutes=f"{figure(plan.minutes, 1)} min" if plan and plan.minutes is not None else "",
         verification=duration(advice.verification_seconds),
         window=_window(advice),
         warnings=tuple(warning.detail for warning in advice.warnings),
@@ -135,7 +138,7 @@ def _figures(advice: AdviceOut, target_tokens: int) -> tuple[Figure, ...]:
             name="Pool",
             value=f"{tokens(pool.median)} tokens" if pool else UNKNOWN,
             span=span_tokens(pool),
-            chance=f"{percent(chance.pool)} holds the target" if chance else "",
+            chance=f"holds the target: {percent(chance.pool)}" if chance else "",
         ),
         Figure(
             name="Free memory at ready",
@@ -147,7 +150,7 @@ def _figures(advice: AdviceOut, target_tokens: int) -> tuple[Figure, ...]:
             name="Headroom at the peak of a prompt",
             value=gib(headroom.median, 1) if headroom else UNKNOWN,
             span=span_gib(headroom),
-            chance=f"{percent(chance.memory)} survives {tokens(target_tokens)} tokens" if chance else "",
+            chance=f"survives {tokens(target_tokens)} tokens: {percent(chance.memory)}" if chance else "",
         ),
     )
 
@@ -157,13 +160,6 @@ def _change(change: ChangeOut) -> ChangeRow:
     return ChangeRow(
         option=flag_option(change.flag), before=before, after=flag_value(change.to_value), reason=change.reason
     )
-
-
-def _restarts(plan: RestartsOut | None) -> str:
-    if plan is None or plan.expected is None:
-        return UNKNOWN
-    minutes = f", {figure(plan.minutes, 1)} min" if plan.minutes is not None else ""
-    return f"{figure(plan.expected, 1)} expected{minutes}"
 
 
 def _window(advice: AdviceOut) -> str:

@@ -11,14 +11,14 @@ from uuid import UUID
 from kvyield_server.domain.answers import Status
 from kvyield_server.domain.observation import Outcome
 from kvyield_server.pages.views.advice import STATUS_WORDS
-from kvyield_server.pages.views.words import UNKNOWN, figure, gib, outcome_word, percent, span_gib, span_tokens, tokens
+from kvyield_server.pages.views.words import figure, gib, outcome_word, percent, span_gib, span_tokens, tokens
 from kvyield_server.schemas.observations import ObservationOut
 from kvyield_server.schemas.recommendations import RecommendationOut
 
 if TYPE_CHECKING:
     from kvyield_server.domain.calibration import Calibration, Coverage
 
-WIDTH, HEIGHT, MARGIN = 320.0, 240.0, 36.0
+WIDTH, HEIGHT, MARGIN = 320.0, 240.0, 44.0
 _LOWEST = 0.4
 
 
@@ -105,7 +105,7 @@ def restarts_text(calibration: Calibration) -> str:
     if plan.mean is None:
         return "No target has been reached yet."
     still = f"; {plan.open} not reached yet" if plan.open else ""
-    return f"{figure(plan.mean, 2)} restarts a target on average, over {plan.reached} reached{still}."
+    return f"Restarts a target: {figure(plan.mean, 2)} on average, over {plan.reached} reached{still}."
 
 
 def _verdict(answer: RecommendationOut, start: ObservationOut | None) -> str:
@@ -131,7 +131,7 @@ def _point(item: Coverage) -> CoveragePoint:
     return CoveragePoint(
         level=percent(item.level),
         held=f"{item.held} of {item.settled}",
-        share=percent(item.share) if item.share is not None else UNKNOWN,
+        share=f"{figure(share * 100, 0)} %",
         x=round(across(item.level), 1),
         y=round(up(share), 1),
     )

@@ -82,7 +82,7 @@ def observation_view(start: ObservationOut, fits: list[FitOut]) -> ObservationVi
 
 
 def memory_steps(measured: Measurements, verifications: tuple[Verification, ...]) -> tuple[MemoryStep, ...]:
-    """Return free memory from before load to the lowest point of each prompt, as far as it was measured."""
+    """Return free memory from before load to the lowest point of each prompt; nothing for one figure alone."""
     known = [
         ("before load", measured.free_before_load_gib),
         ("after load", measured.free_after_load_gib),
@@ -93,6 +93,8 @@ def memory_steps(measured: Measurements, verifications: tuple[Verification, ...]
         known.append((f"before the prompt of {tokens(item.prompt_tokens)} tokens", item.free_before_gib))
         known.append((f"lowest during the prompt of {tokens(item.prompt_tokens)} tokens", item.lowest_free_gib))
     steps = [(moment, value) for moment, value in known if value is not None]
+    if len(steps) < 2:
+        return ()
     highest = max((value for _, value in steps), default=0.0) or 1.0
     return tuple(MemoryStep(moment=m, gib=gib(v), share=round(max(0.0, v) / highest * 100, 2)) for m, v in steps)
 

@@ -13,8 +13,9 @@ from kvyield_server.pages.views.words import UNKNOWN, engine_word, figure, gib, 
 from kvyield_server.schemas.observations import ObservationOut
 from kvyield_server.schemas.pairs import FitOut, PairOut
 
-SHOUTING = ("drift", "confounded", "contradiction")
-QUIET = frozenset({"several_starts", "one_start", "transfer", "config_only"})
+SHOUTING = ("drift", "confounded", "slope_disagreement")
+QUIET = frozenset({"refused", "oom_startup", "oom_runtime"})
+"""Labels that the count of failures says already."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

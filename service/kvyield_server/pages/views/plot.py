@@ -1,20 +1,22 @@
-"""What the two plots draw: curves, starts thinned to what a screen can tell apart, and the advice laid over them."""
+"""What the two plots draw: fitted lines, starts thinned to what a screen can tell apart, and the advice over them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvyield_server.domain.observation import FRACTION_FLAG, Outcome, Scalar
+from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Outcome, Scalar
 from kvyield_server.pages.views.words import figure, gib, outcome_word, span_gib, span_tokens, tokens
 from kvyield_server.schemas.common import EstimateOut
-from kvyield_server.schemas.pairs import CurveOut, CurvePointOut, CurveStartOut
+from kvyield_server.schemas.predictions import PredictionOut
 from kvyield_server.schemas.recommendations import AdviceOut
 
 T = TypeVar("T")
 MOST_STARTS = 400
 TABLE_ROWS = 15
+MARGIN = 0.05
+LOWEST, HIGHEST = 0.01, 0.999
 _CELLS = 200
 
 
@@ -30,59 +32,77 @@ class NumberRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlotView:
-    """``data`` goes to the script; the rest is for people who read instead of look."""
+class LineView:
+    """The fitted lines: ``data`` for the script, ``rows`` for people who read instead of look."""
 
     data: dict[str, Any]
     rows: tuple[NumberRow, ...]
-    shown_starts: int
-    total_starts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartsView:
+    """The starts to compare the lines with; ``outcomes`` are the shapes that a legend must explain."""
+
+    data: tuple[dict[str, Any], ...]
+    shown: int
+    total: int
     outcomes: tuple[Outcome, ...]
 
     @property
     def is_thinned(self) -> bool:
-        return self.shown_starts < self.total_starts
+        return self.shown < self.total
 
 
-def plot_view(curve: CurveOut, most: int = MOST_STARTS) -> PlotView:
-    """Return the plots of a curve with at most ``most`` starts."""
-    kept = thinned(curve.starts, most)
+def fractions(starts: Iterable[Observation], others: Iterable[Scalar], points: int) -> list[float]:
+    """Return the fractions to draw: around all starts, and as far as the ``others`` that must be seen."""
+    known = [start.fraction for start in starts if start.fraction is not None and start.fraction <= 1.0]
+    wanted = [float(other) for other in others if isinstance(other, int | float) and not isinstance(other, bool)]
+    low = max(LOWEST, min([*known, *wanted], default=0.5) - MARGIN)
+    high = min(HIGHEST, max([*known, *wanted], default=0.9) + MARGIN)
+    return [round(low + (high - low) * index / (points - 1), 6) for index in range(points)]
+
+
+def line_view(points: Sequence[tuple[float, PredictionOut]]) -> LineView:
+    """Return the fitted lines through predictions along the fraction."""
     data = {
-        "flag": curve.fraction_flag,
-        "fraction": [point.fraction for point in curve.points],
-        "pool": _band([point.pool_tokens for point in curve.points]),
-        "free": _band([point.free_at_ready_gib for point in curve.points]),
-        "starts": [_start(start) for start in kept],
+        "fraction": [fraction for fraction, _ in points],
+        "pool": _band([prediction.pool_tokens for _, prediction in points]),
+        "free": _band([prediction.free_at_ready_gib for _, prediction in points]),
     }
+    return LineView(data=data, rows=tuple(_row(*point) for point in _sampled(points, TABLE_ROWS)))
+
+
+def starts_view(starts: Sequence[Observation], most: int = MOST_STARTS) -> StartsView:
+    """Return at most ``most`` starts for the plots."""
+    kept = thinned(starts, most)
     present = {start.outcome for start in kept}
-    return PlotView(
-        data=data,
-        rows=tuple(_row(point) for point in _sampled(curve.points, TABLE_ROWS)),
-        shown_starts=len(kept),
-        total_starts=len(curve.starts),
+    return StartsView(
+        data=tuple(_start(start) for start in kept),
+        shown=len(kept),
+        total=len(starts),
         outcomes=tuple(outcome for outcome in Outcome if outcome in present),
     )
 
 
-def thinned(starts: Sequence[CurveStartOut], most: int) -> list[CurveStartOut]:
+def thinned(starts: Sequence[Observation], most: int) -> list[Observation]:
     """Return at most ``most`` starts, those first that look different: one of each outcome in each cell of a grid.
 
     ``starts`` may come in any order; of several in one cell the newest stays. The order of what is kept is kept.
     """
     if len(starts) <= most:
         return list(starts)
-    newest_first = sorted(starts, key=lambda start: (start.observed_at, start.observation_id.int), reverse=True)
-    highest = max((start.pool_tokens or 0 for start in starts), default=1) or 1
-    by_cell: dict[tuple[Outcome, int, int], CurveStartOut] = {}
+    newest_first = sorted(starts, key=lambda start: (start.observed_at, start.id.int), reverse=True)
+    highest = max((start.measurements.pool_tokens or 0 for start in starts), default=1) or 1
+    by_cell: dict[tuple[Outcome, int, int], Observation] = {}
     for start in newest_first:
         by_cell.setdefault(_cell(start, highest), start)
     distinct = sorted(by_cell.values(), key=lambda start: start.outcome is Outcome.READY)
-    chosen = {start.observation_id for start in _sampled(distinct, most)}
-    return [start for start in starts if start.observation_id in chosen]
+    chosen = {start.id for start in _sampled(distinct, most)}
+    return [start for start in starts if start.id in chosen]
 
 
 def overlay(advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None) -> dict[str, Any]:
-    """Return what the plots draw over the curves: target, window, advised and running fraction, what prompts need."""
+    """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need."""
     return {
         "target": target_tokens,
         "window": [advice.window.lowest, advice.window.highest] if advice.window else None,
@@ -103,22 +123,22 @@ def _side(estimate: EstimateOut | None, side: str) -> float | None:
     return None if estimate is None else float(getattr(estimate, side))
 
 
-def _start(start: CurveStartOut) -> dict[str, Any]:
+def _start(start: Observation) -> dict[str, Any]:
     return {
-        "id": str(start.observation_id),
+        "id": str(start.id),
         "at": start.observed_at.isoformat(),
         "outcome": start.outcome.value,
         "word": outcome_word(start.outcome),
         "fraction": start.fraction,
-        "pool": start.pool_tokens,
-        "free": start.free_at_ready_gib,
+        "pool": start.measurements.pool_tokens,
+        "free": start.measurements.free_at_ready_gib,
     }
 
 
-def _row(point: CurvePointOut) -> NumberRow:
-    pool, free = point.pool_tokens, point.free_at_ready_gib
+def _row(fraction: float, prediction: PredictionOut) -> NumberRow:
+    pool, free = prediction.pool_tokens, prediction.free_at_ready_gib
     return NumberRow(
-        fraction=figure(point.fraction, 4),
+        fraction=figure(fraction, 4),
         pool=tokens(pool.median if pool else None),
         pool_span=span_tokens(pool),
         free=gib(free.median, 1) if free else gib(None),
@@ -126,9 +146,9 @@ def _row(point: CurvePointOut) -> NumberRow:
     )
 
 
-def _cell(start: CurveStartOut, highest: int) -> tuple[Outcome, int, int]:
+def _cell(start: Observation, highest: int) -> tuple[Outcome, int, int]:
     across = round((start.fraction or 0.0) * 1000)
-    return start.outcome, across, round((start.pool_tokens or 0) / highest * _CELLS)
+    return start.outcome, across, round((start.measurements.pool_tokens or 0) / highest * _CELLS)
 
 
 def _sampled(items: Sequence[T], most: int) -> Sequence[T]:

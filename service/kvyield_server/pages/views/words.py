@@ -50,8 +50,8 @@ def percent(probability: float | None) -> str:
     if probability is None:
         return UNKNOWN
     if probability >= 0.9995:
-        return "> 99.9 %" if probability < 1.0 else "100 %"
-    if 0.0 < probability < 0.0005:
+        return "> 99.9 %"
+    if probability < 0.0005:
         return "< 0.1 %"
     digits = 1 if probability > 0.99 or probability < 0.01 else 0
     return f"{figure(probability * 100, digits)} %"
