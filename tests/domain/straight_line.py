@@ -80,8 +80,8 @@ class StraightAlong:
         tokens = self.line.base * (fraction - self.line.zero) * self.tokens_per_gib
         return StudentT(tokens, hypot(self.line.relative_noise * abs(tokens), self.line.noise_tokens), 6.0)
 
-    def kv_gib(self, fraction: float) -> StudentT | None:
-        return StudentT(self.line.base * (fraction - self.line.zero), self.line.relative_noise * self.line.base)
+    def budget_gib(self, fraction: float) -> float | None:
+        return self.line.base * (fraction - self.line.zero)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -296,7 +296,7 @@ def test_without_a_line_nothing_is_advised() -> None:
         def pool(self, _fraction: float) -> None:
             return None
 
-        def kv_gib(self, _fraction: float) -> None:
+        def budget_gib(self, _fraction: float) -> None:
             return None
 
     fit = hand_fit(worked_line(), worked_starts())

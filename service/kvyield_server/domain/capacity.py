@@ -241,6 +241,15 @@ class CapacityAlong:
             return None
         return _times(value, Ratio(1.0 / per_gib.value, per_gib.relative_sd))
 
+    def budget_gib(self, fraction: float) -> float | None:
+        """Return the median of ``kv_gib`` alone, which costs far less than the whole distribution."""
+        posterior, per_gib = self.line.posterior, self.line.tokens_per_gib
+        is_known = per_gib is not None or not self.line.counts_tokens
+        if posterior is None or not is_known or not 0.0 <= fraction <= 1.0:
+            return None
+        median = posterior.median(fraction + self.change.fraction_shift)
+        return median if median is None or per_gib is None or not self.line.counts_tokens else median / per_gib.value
+
     def _value(self, fraction: float, *, in_memory: bool) -> StudentT | None:
         posterior = self.line.posterior
         if posterior is None or not 0.0 <= fraction <= 1.0:

@@ -22,7 +22,7 @@ from kvyield_server.domain.belief import Belief, Row
 from kvyield_server.domain.engine_version import parse_version
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Outcome, Phase
+from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Outcome, Phase, Scalar
 from kvyield_server.domain.request_table import SPECULATIVE_REQUESTS, PoolAlong, RequestTable, request_table
 from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.student import StudentT
@@ -130,8 +130,7 @@ class FreeMemoryAlong:
 
     def _budget(self, fraction: float) -> tuple[float, float]:
         """Return the pool's budget, GiB, and what it takes of that when a flag caps it."""
-        budget = self.pool.kv_gib(fraction)
-        full = budget.loc if budget is not None else 0.0
+        full = self.pool.budget_gib(fraction) or 0.0
         return full, full if self.cap_gib is None else min(full, self.cap_gib)
 
 
@@ -156,11 +155,12 @@ def fit_free_memory(starts: Sequence[Observation], capacity: PoolLine, model: Mo
 def _fitted(line: FreeMemoryLine, starts: Sequence[Observation], prior: Belief) -> Belief:
     points: list[tuple[Row, float, float]] = []
     bounds: list[tuple[Row, float]] = []
+    known: dict[frozenset[tuple[str, Scalar]], FreeMemoryAlong] = {}
     for start in starts:
         reading, fraction = _reading(start), start.fraction
         if reading is None or fraction is None:
             continue
-        along = line.along(start.flags, line.capacity.along(start.flags))
+        along = _along(line, start, known)
         row, value = along.row(fraction), reading[0] - along.known_gib(fraction)
         if reading[1]:
             points.append((row, value, _NOISE_GIB**2 / (_NOISE_GIB**2 + along.unseen_variance)))
@@ -173,6 +173,17 @@ def _fitted(line: FreeMemoryLine, starts: Sequence[Observation], prior: Belief) 
     for row, value in bounds:
         belief = belief.below(row, value)
     return belief
+
+
+def _along(
+    line: FreeMemoryLine, start: Observation, known: dict[frozenset[tuple[str, Scalar]], FreeMemoryAlong]
+) -> FreeMemoryAlong:
+    """Return the line under a start's flags, worked out once for all starts that differ in the fraction alone."""
+    name = NAMES[line.engine].fraction
+    key = frozenset(item for item in start.flags.items() if item[0] != name)
+    if key not in known:
+        known[key] = line.along(start.flags, line.capacity.along(start.flags))
+    return known[key]
 
 
 def _reading(start: Observation) -> tuple[float, bool] | None:

@@ -80,6 +80,11 @@ class LinePosterior:
         fixed = self.from_prior.at(distance) + extra_sd**2
         return _joined(self.line.at(x), self.believed.at(x), learned, fixed, self.df)
 
+    def median(self, x: float) -> float | None:
+        """Return the median of a new point, None when out of reach."""
+        is_out_of_reach = not self.has_slope and abs(x - self.believed.center) > SAME_ABSCISSA
+        return None if is_out_of_reach else float(self.line.at(x))
+
     def slope_estimate(self) -> StudentT | None:
         """Return what is believed of the slope."""
         if not self.has_slope:
