@@ -36,7 +36,8 @@ def main() -> None:
         import_logs(env)
         record_verification(env)
         ask(env)
-    print(f"\nThe ledger is in {HOME.relative_to(ROOT)}/kvyield.db. To look around: make serve KVYIELD_DATABASE=...")
+    say("Nothing is left running. The ledger is kept until the next demo; to look at it in a browser:")
+    print("$ .venv/bin/kvyield-server serve --database sqlite:///.demo/kvyield.db")
 
 
 def import_logs(env: dict[str, str]) -> None:
