@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from kvyield.cli import COMMANDS, main
 from kvyield.spool import Spool
 
 FACTS = ("--gpu", "NVIDIA RTX PRO 6000", "--gpu-count", "8", "--gpu-memory-gib", "95.59")
+APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
+RUNNER = CliRunner(**APART)
 SECRET = "sk-very-secret-value"
 
 
@@ -43,7 +46,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str | Path, stdin: str | None = None) -> Result:
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], input=stdin)
+    return RUNNER.invoke(main, [str(argument) for argument in arguments], input=stdin)
 
 
 def spool_of(home: Path) -> Spool:
