@@ -24,7 +24,8 @@ HOME = ROOT / ".demo"
 BIN = Path(sys.executable).parent
 READY_WITHIN_SECONDS = 30
 
-KIMI = ["--model", "moonshotai/Kimi-K2.6", "--gpu", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "--gpu-count", "8"]
+BLACKWELL = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
+KIMI = ["--model", "moonshotai/Kimi-K2.6", "--gpu", BLACKWELL, "--gpu-count", "8"]
 H200 = ["--gpu", "NVIDIA H200", "--gpu-count", "1"]
 
 
@@ -42,8 +43,8 @@ def main() -> None:
 
 def import_logs(env: dict[str, str]) -> None:
     say("Read the logs of three starts of Kimi K2.6 and post them")
-    config = str(EXAMPLES / "kimi-k2.6/config.json")
-    run(env, "kvyield", "import", *KIMI, "--gpu-memory-gib", "95.59", "--model-config", config, *logs("kimi-k2.6/*.log"))
+    facts = ["--gpu-memory-gib", "95.59", "--model-config", str(EXAMPLES / "kimi-k2.6/config.json")]
+    run(env, "kvyield", "import", *KIMI, *facts, *logs("kimi-k2.6/*.log"))
     say("Real starts of SGLang and vLLM on one H200, one of them refused by the engine")
     for name, pattern, config_name in (
         ("Qwen/Qwen3-8B", "h200/*qwen3-8b*.log", "qwen3-8b"),
@@ -71,9 +72,9 @@ def record_verification(env: dict[str, str]) -> None:
 def ask(env: dict[str, str]) -> None:
     say("Which flags hold a 200,000-token prompt on Kimi K2.6?")
     run(env, "kvyield", "recommend", *KIMI, "--engine", "sglang", "--target-tokens", "200000")
-    say("And six prompts of 120,000 tokens at once with Qwen3-8B on the H200? (SGLang was only ever started at 0.8 there)")
-    run(env, "kvyield", "recommend", "--model", "Qwen/Qwen3-8B", *H200, "--engine", "sglang",
-        "--target-tokens", "120000", "--concurrent", "6")  # fmt: skip
+    say("Six prompts of 120,000 tokens at once with Qwen3-8B on the H200, where SGLang only ever ran at 0.8?")
+    question = ["--engine", "sglang", "--target-tokens", "120000", "--concurrent", "6"]
+    run(env, "kvyield", "recommend", "--model", "Qwen/Qwen3-8B", *H200, *question)
 
 
 @contextmanager
