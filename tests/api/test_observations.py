@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from uuid import UUID
 
 import pytest
@@ -184,3 +185,10 @@ def test_a_recommendation_that_never_was_cannot_be_settled(client: Client) -> No
     answer = client.post("/observations", json=start(recommendation_id="0197b0a0-0000-7000-8000-0000000000aa"))
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["pointer"] == "/recommendation_id"
+
+
+def test_json_with_a_charset_is_json(client: Client) -> None:
+    """A charset beside application/json is no reason to refuse."""
+    content = json.dumps(start()).encode()
+    answer = client.post("/observations", content=content, headers={"content-type": "application/json; charset=utf-8"})
+    assert answer.status_code == 201

@@ -1,0 +1,109 @@
+"""Selecting a pair: exact wins, loose is equal after case, spaces, punctuation and vendor, never a substring."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvyield_server.domain.observation import Hardware, Model
+from kvyield_server.errors import AmbiguousError, NotFoundError
+from kvyield_server.storage.memory import MemoryStorage
+from kvyield_server.usecases.select import Selector, find_pair, loose_gpu, loose_model
+
+PAIRS = [
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 8, "moonshotai/Kimi-K2.6"),
+    ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 4, "moonshotai/Kimi-K2.6"),
+    ("NVIDIA H200", 1, "Qwen/Qwen3-8B"),
+    ("NVIDIA H200", 1, "qwen3_8b"),
+    ("NVIDIA A100-SXM4-80GB MIG 3g.40gb", 1, "Qwen/Qwen3-8B"),
+    ("NVIDIA A100-SXM4-80GB", 1, "Qwen/Qwen3-8B"),
+]
+
+
+@pytest.fixture(scope="module")
+def storage() -> MemoryStorage:
+    """A storage that knows the pairs."""
+    storage = MemoryStorage()
+    for gpu, count, model in PAIRS:
+        hardware = Hardware(gpu=gpu, gpu_count=count)
+        storage.write(lambda uow, h=hardware, m=model: uow.pairs.ensure(h, Model(name=m))).result()
+    return storage
+
+
+def found(storage: MemoryStorage, gpu: str, count: int, model: str) -> tuple[str, int, str]:
+    """Return the names of the pair that is meant."""
+    with storage.read() as uow:
+        pair = find_pair(uow, Selector(gpu=gpu, gpu_count=count, model=model))
+    return pair.hardware.gpu, pair.hardware.gpu_count, pair.model.name
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_exact_names_are_found(storage: MemoryStorage, pair: tuple[str, int, str]) -> None:
+    """An exact name is never ambiguous, even where a loose one would be."""
+    assert found(storage, *pair) == pair
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model"),
+    [
+        ("RTX PRO 6000 Blackwell Workstation Edition", "kimi-k2.6"),
+        ("nvidia rtx-pro-6000 blackwell workstation edition", "KIMI K2.6"),
+        ("NVIDIA Corporation RTX PRO 6000 (Blackwell) Workstation Edition", "Kimi_K2_6"),
+        ("RTXPRO6000BlackwellWorkstationEdition", "moonshotai/kimi-k2.6/"),
+    ],
+)
+def test_loose_names_are_found(storage: MemoryStorage, gpu: str, model: str) -> None:
+    """Case, spaces, punctuation and vendor prefixes do not matter."""
+    assert found(storage, gpu, 8, model) == PAIRS[0]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "count", "model"),
+    [
+        ("RTX PRO 6000", 8, "moonshotai/Kimi-K2.6"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 8, "Kimi"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 2, "moonshotai/Kimi-K2.6"),
+        ("NVIDIA", 8, "moonshotai/Kimi-K2.6"),
+        ("---", 8, "..."),
+    ],
+)
+def test_parts_of_names_are_not_names(storage: MemoryStorage, gpu: str, count: int, model: str) -> None:
+    """A substring, another count or nothing but punctuation finds nothing, and the nearest pairs are listed."""
+    with pytest.raises(NotFoundError) as caught:
+        found(storage, gpu, count, model)
+    assert len(caught.value.nearest) == 5
+    if "RTX" in gpu:
+        assert "RTX PRO 6000" in caught.value.nearest[0]
+
+
+def test_an_exact_part_narrows(storage: MemoryStorage) -> None:
+    """With an exact model name and a loose GPU, the exact spelling of the model wins."""
+    assert found(storage, "h200", 1, "qwen3_8b") == PAIRS[3]
+
+
+def test_several_loose_matches_are_listed(storage: MemoryStorage) -> None:
+    """Two spellings of one model are both listed with their ids."""
+    with pytest.raises(AmbiguousError) as caught:
+        found(storage, "h200", 1, "QWEN3 8B")
+    assert {match["model"] for match in caught.value.matches} == {"Qwen/Qwen3-8B", "qwen3_8b"}
+    assert all(match["pair_id"] for match in caught.value.matches)
+
+
+def test_a_mig_profile_is_part_of_the_name(storage: MemoryStorage) -> None:
+    """A slice of a card is another GPU than the card."""
+    assert found(storage, "a100 sxm4 80gb mig 3g.40gb", 1, "qwen3-8b") == PAIRS[4]
+    assert found(storage, "a100 sxm4 80gb", 1, "qwen3-8b") == PAIRS[5]
+
+
+def test_an_empty_ledger_says_so() -> None:
+    """Without any pair there is nothing near."""
+    with pytest.raises(NotFoundError, match="No pair is recorded yet"):
+        found(MemoryStorage(), "x", 1, "y")
+
+
+def test_what_is_left_of_names() -> None:
+    """Vendors of GPUs and owners of models are prefixes only."""
+    assert loose_gpu("NVIDIA H200") == loose_gpu("h200") == "h200"
+    assert loose_gpu("AMD Instinct MI300X") == "instinctmi300x"
+    assert loose_gpu("Intel(R) Data Center GPU Max 1550") == "datacentergpumax1550"
+    assert loose_gpu("Nvidiabased") == "nvidiabased"
+    assert loose_model("/models/Kimi-K2.6/") == loose_model("moonshotai/Kimi-K2.6") == "kimik26"

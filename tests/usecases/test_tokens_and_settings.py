@@ -1,0 +1,126 @@
+"""Tokens from the command line, settings from the environment, backups of the embedded database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kvyield_server.cli import main
+from kvyield_server.domain.observation import Hardware, Model
+from kvyield_server.errors import AmbiguousError, ConflictError, InvalidError, NotFoundError
+from kvyield_server.settings import Settings, settings_from, shown, without_password
+from kvyield_server.storage.engine import open_storage
+from kvyield_server.storage.memory import MemoryStorage
+from kvyield_server.usecases.backup import backup, restore
+from kvyield_server.usecases.tokens import create, described, expiry, revoke
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("text", "moment"),
+    [
+        ("90d", NOW + timedelta(days=90)),
+        ("12h", NOW + timedelta(hours=12)),
+        ("2026-06-01", datetime(2026, 6, 1, tzinfo=UTC)),
+        ("2026-06-01T02:00:00+02:00", datetime(2026, 6, 1, tzinfo=UTC)),
+        ("never", None),
+    ],
+)
+def test_expiry_is_read(text: str, moment: datetime | None) -> None:
+    """A length of time, a date, a moment or never."""
+    assert expiry(text, NOW) == moment
+
+
+@pytest.mark.parametrize("text", ["", "soon", "d", "-5d", "5w", "2020-01-01", "0d", "9999999999d", "1.5d"])
+def test_other_expiries_are_refused(text: str) -> None:
+    """Anything else, and the past, is refused by name."""
+    with pytest.raises(InvalidError) as caught:
+        expiry(text, NOW)
+    assert caught.value.errors[0][0] == "/expires"
+
+
+def test_a_name_that_two_tokens_have_is_not_enough_to_revoke() -> None:
+    """With two valid tokens of one name the id is asked for; with one the name does."""
+    storage = MemoryStorage()
+    first, _ = create(storage, "ci", "read", "1d")
+    create(storage, "ci", "ingest", "1d")
+    with pytest.raises(AmbiguousError, match=str(first.id)):
+        revoke(storage, "ci")
+    assert revoke(storage, str(first.id)).revoked_at is not None
+    assert revoke(storage, "ci").role == "ingest"
+    with pytest.raises(NotFoundError):
+        revoke(storage, "ci")
+    assert {row["state"] for row in described(storage)} == {"revoked"}
+
+
+def test_settings_come_from_options_then_environment_then_defaults() -> None:
+    """An option wins over a variable, a variable over the default; an empty variable is none."""
+    environment = {"KVYIELD_PORT": "9000", "KVYIELD_HOST": "::1", "KVYIELD_DATABASE": ""}
+    settings = settings_from(environment, port=9001, host=None)
+    assert (settings.port, settings.host, settings.database) == (9001, "::1", Settings().database)
+    assert settings_from({}) == Settings()
+
+
+@pytest.mark.parametrize(
+    "environment", [{"KVYIELD_PORT": "x"}, {"KVYIELD_PORT": "70000"}, {"KVYIELD_LOG_LEVEL": "loud"}]
+)
+def test_bad_settings_are_refused(environment: dict[str, str]) -> None:
+    """A setting of the wrong type or out of bounds is refused with a sentence."""
+    with pytest.raises(InvalidError):
+        settings_from(environment)
+
+
+def test_the_password_of_the_database_is_never_shown() -> None:
+    """Printed settings and logs have the address without the password."""
+    url = "postgresql+psycopg://user:p%40ss:w0rd@db.example:5432/kvyield"
+    assert without_password(url) == "postgresql+psycopg://user:***@db.example:5432/kvyield"
+    assert "w0rd" not in str(shown(Settings(database=url)))
+    assert without_password("sqlite:///kvyield.db") == "sqlite:///kvyield.db"
+
+
+def test_a_backup_restores_the_ledger(tmp_path: Path) -> None:
+    """A copy taken while the database is open holds what was in it, and nothing is overwritten either way."""
+    url, copy, other = (f"sqlite:///{tmp_path / 'a.db'}", tmp_path / "copy.db", f"sqlite:///{tmp_path / 'b.db'}")
+    storage = open_storage(url)
+    storage.write(lambda uow: uow.pairs.ensure(Hardware(gpu="H200", gpu_count=1), Model(name="m"))).result()
+    assert backup(url, copy) > 0
+    storage.close()
+    with pytest.raises(ConflictError):
+        backup(url, copy)
+    assert restore(other, copy) > 0
+    with pytest.raises(ConflictError):
+        restore(other, copy)
+    restored = open_storage(other)
+    with restored.read() as uow:
+        assert [name.gpu for name in uow.pairs.names()] == ["H200"]
+    restored.close()
+
+
+def test_a_damaged_backup_is_not_restored(tmp_path: Path) -> None:
+    """A file that is no database is refused and leaves nothing behind."""
+    source = tmp_path / "noise.db"
+    source.write_bytes(b"noise" * 1000)
+    with pytest.raises(InvalidError):
+        restore(f"sqlite:///{tmp_path / 'b.db'}", source)
+    assert not (tmp_path / "b.db").exists()
+
+
+@pytest.mark.parametrize("words", [["db", "upgrade"], ["db", "check"], ["db", "current"], ["refit"], ["export"]])
+def test_commands_work_on_a_fresh_database(tmp_path: Path, words: list[str]) -> None:
+    """Each command exits with 0 on a database that is as it should be."""
+    url = f"sqlite:///{tmp_path / 'kvyield.db'}"
+    assert CliRunner().invoke(main, ["db", "upgrade", "--database", url]).exit_code == 0
+    answer = CliRunner().invoke(main, [*words, "--database", url])
+    assert (answer.exit_code, answer.exception) == (0, None)
+
+
+@pytest.mark.parametrize("words", [["db", "check"], ["token", "create", "--name", "x", "--role", "read"]])
+def test_a_bad_database_is_one_sentence(words: list[str]) -> None:
+    """A URL of another kind of database is refused without a traceback."""
+    answer = CliRunner().invoke(main, [*words, "--database", "mysql://x"])
+    assert answer.exit_code == 1
+    assert answer.output.startswith("Error: ")
