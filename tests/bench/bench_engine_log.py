@@ -25,11 +25,14 @@ SLOWEST_SHARE_OF_GREP = 1 / 8
 MOST_MEMORY_MIB = 150
 SERVED = (
     '[2026-11-29 12:19:{second:02d}] INFO:     10.0.0.{host}:{port} - "POST /v1/chat/completions HTTP/1.1" 200 OK',
-    "[2026-11-29 12:19:{second:02d} TP0] Prefill batch, #new-seq: 1, #new-token: {port}, #cached-token: {host}, token usage: 0.41, "
+    "[2026-11-29 12:19:{second:02d} TP0] Prefill batch, #new-seq: 1, #new-token: {port}, #cached-token: {host}, "
+    "token usage: 0.41, "
     "#running-req: 7, #queue-req: 0, #pending-token: 0, cuda graph: False, input throughput (token/s): 622.09",
-    "[2026-11-29 12:19:{second:02d} TP0] Decode batch, #running-req: 8, #token: {port}, token usage: 0.44, cuda graph: True, "
+    "[2026-11-29 12:19:{second:02d} TP0] Decode batch, #running-req: 8, #token: {port}, token usage: 0.44, cuda "
+    "graph: True, "
     "gen throughput (token/s): 311.12, #queue-req: 0",
-    "INFO 11-29 12:19:{second:02d} [loggers.py:259] Engine 000: Avg prompt throughput: {port}.1 tokens/s, Avg generation throughput: "
+    "INFO 11-29 12:19:{second:02d} [loggers.py:259] Engine 000: Avg prompt throughput: {port}.1 tokens/s, Avg "
+    "generation throughput: "
     "{host}.7 tokens/s, Running: 7 reqs, Waiting: 0 reqs, GPU KV cache usage: 12.3%, Prefix cache hit rate: 41.0%",
 )
 
@@ -91,13 +94,16 @@ def report(size: int, grep_seconds: float, seconds: float, by_line: float, found
     print(f"{size / 1e9:.2f} GB, {found} starts of {STARTS}")
     print(f"grep -cE            {grep_seconds:6.2f} s  {size / grep_seconds / 1e6:6.0f} MB/s")
     print(
-        f"read_starts(file)   {seconds:6.2f} s  {size / seconds / 1e6:6.0f} MB/s  {grep_seconds / seconds:.3f} of grep's speed"
+        f"read_starts(file)   {seconds:6.2f} s  {size / seconds / 1e6:6.0f} MB/s  {grep_seconds / seconds:.3f} of "
+        f"grep's speed"
     )
     print(
-        f"read_starts(lines)  {by_line:6.2f} s  {size / by_line / 1e6:6.0f} MB/s  {grep_seconds / by_line:.3f} of grep's speed"
+        f"read_starts(lines)  {by_line:6.2f} s  {size / by_line / 1e6:6.0f} MB/s  {grep_seconds / by_line:.3f} of "
+        f"grep's speed"
     )
     print(
-        f"peak memory {memory:.0f} MiB (most allowed {MOST_MEMORY_MIB}); slowest allowed {SLOWEST_SHARE_OF_GREP:.3f} of grep's speed"
+        f"peak memory {memory:.0f} MiB (most allowed {MOST_MEMORY_MIB}); slowest allowed "
+        f"{SLOWEST_SHARE_OF_GREP:.3f} of grep's speed"
     )
 
 

@@ -17,7 +17,7 @@ DEEPEST = 24
 LONGEST_TEXT = 1 << 18
 
 _STRING = re.compile(r"[rbuf]{0,2}(?:'([^'\\]*(?:\\.[^'\\]*)*)'|\"([^\"\\]*(?:\\.[^\"\\]*)*)\")", re.DOTALL)
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|.)", re.DOTALL)
+_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|.)", re.DOTALL)
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?=\s*[,)\]}:]|\s*$)")
 _NAME = re.compile(r"[A-Za-z_./~][^\s,()\[\]{}=<>'\":]*")
 _BARE = re.compile(r"[^()\[\]{}'\"]*?(?=, [A-Za-z_]\w*=)")
@@ -25,6 +25,7 @@ _FIELD = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
 _SPACE = re.compile(r"\s*")
 _WORDS = {"None": None, "True": True, "False": False}
 _CLOSERS = {"(": ")", "[": "]"}
+_SURROGATES = range(0xD800, 0xE000)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
 Value = None | bool | int | float | str | list["Value"] | dict[str, "Value"]
@@ -196,7 +197,10 @@ def _items(reader: _Reader, closer: str) -> list[Value]:
 
 def _unescape(escape: re.Match[str]) -> str:
     code = escape[1]
-    return chr(int(code[1:], 16)) if len(code) > 1 else _ESCAPES.get(code, code)
+    if len(code) == 1:
+        return _ESCAPES.get(code, code)
+    number = int(code[1:], 16)
+    return "\ufffd" if number in _SURROGATES else chr(number)
 
 
 def _number(text: str) -> Value:

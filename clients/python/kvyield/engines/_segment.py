@@ -62,6 +62,8 @@ class Segmenter:
         self._follow = follow
         self._streams: dict[str, Stream] = {}
         self._opened = 0
+        self._split: set[str] = set()  # streams of which a record is still in parts
+        self._unsettled: dict[int, Session] = {}  # starts of which lines of the start-up are still to come, by number
         self._scanned = 0
         self._done: list[Session] = []
         self.scanner = Scanner(self._hooks)
@@ -100,14 +102,13 @@ class Segmenter:
         yield from self._ended()
 
     def _wanted(self) -> Hooks:
-        if any(stream.waiting is not None for stream in self._streams.values()):
+        if self._split:
             return None
-        sessions = [session for stream in self._streams.values() for session in stream.sessions]
-        if not sessions:
-            return self._busy if self._scanned < OPENERS_ONLY_AFTER else self._idle
-        if any(_is_busy(session.reader) for session in sessions):
+        if not self._opened and self._scanned < OPENERS_ONLY_AFTER:
             return self._busy
-        return self._idle if all(session.reader.complete for session in sessions) else self._almost
+        if any(_is_busy(session.reader) for session in self._unsettled.values()):
+            return self._busy
+        return self._almost if self._unsettled else self._idle
 
     def _take(self, record: Record) -> None:
         stream = self._stream(record.key)
@@ -117,14 +118,19 @@ class Segmenter:
                 stream.waiting, text=joined[:LONGEST_JOINED], partial=record.partial and len(joined) < LONGEST_JOINED
             )
         stream.waiting = record if record.partial else None
+        (self._split.add if record.partial else self._split.discard)(record.key)
         if not record.partial:
             self._route(record, stream)
 
     def _stream(self, key: str) -> Stream:
-        if key not in self._streams and len(self._streams) >= MOST_STREAMS:
+        """The stream of that name; of too many, the one unheard for longest is let go."""
+        stream = self._streams.pop(key, None) or Stream()
+        if len(self._streams) >= MOST_STREAMS:
             oldest = next(iter(self._streams))
             self._done.extend(self._streams.pop(oldest).sessions)
-        return self._streams.setdefault(key, Stream())
+            self._split.discard(oldest)
+        self._streams[key] = stream
+        return stream
 
     def _route(self, record: Record, stream: Stream) -> None:
         engine, opens = self._engine_of(record)
@@ -136,6 +142,10 @@ class Segmenter:
         stream.unclaimed.clear()
         for each in (*earlier, record):
             session.reader.feed(each)
+        if session.reader.complete and not _is_busy(session.reader):
+            self._unsettled.pop(session.opened, None)
+        else:
+            self._unsettled[session.opened] = session
 
     def _engine_of(self, record: Record) -> tuple[Engine | None, bool]:
         for engine in self._engines:
@@ -173,6 +183,7 @@ class Segmenter:
             yield from self._newly_ready()
         done, self._done = self._done, []
         for session in done:
+            self._unsettled.pop(session.opened, None)
             start = None if session.reported and session.reader.problems.cause is None else session.reader.finish()
             if start is not None:
                 yield start

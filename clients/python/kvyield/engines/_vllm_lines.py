@@ -80,7 +80,7 @@ REFUSED_PLAIN = re.compile(
     r"|frontend multimodal GPU decoding reserves .{0,300}"
 )
 WARM_UP = re.compile(r"(?:CUDA )?out of memory occurred when warming up (?:sampler|pooler).{0,300}")
-PROMPT_LENGTH = re.compile(r"prompt_token_ids_len=(\d{1,12})\b")
+PROMPT_LENGTH = re.compile(rb"prompt_token_ids_len=(\d{1,12})\b")
 
 MINE = any_of(
     r"non-default args: \{",

@@ -26,7 +26,6 @@ class VllmReader(StartReader):
         self.memory = VllmMemory()
         self.openings: set[tuple[str, str]] = set()
         self.args_known = False
-        self.last_prompt: int | None = None
 
     def belongs(self, record: Record) -> bool:
         """False for an opening line once the start is over, or when its like was seen and the weights were loaded
@@ -58,14 +57,14 @@ class VllmReader(StartReader):
             self._problem(record, text)
 
     def _problem(self, record: Record, text: str) -> None:
-        self.read_problem(record, text)
-        cause, lengths = self.problems.cause, lines.PROMPT_LENGTH.findall(record.text[: 1 << 16])
-        if lengths and self.announced:
-            self.last_prompt = max(map(int, lengths))
-        if cause and cause.outcome == "oom_runtime" and self.last_prompt:
-            cause.evidence.setdefault(
-                "prompt_tokens", Sourced(self.last_prompt, "the scheduler output that the engine dumped")
-            )
+        """A problem; of a death at run time also the longest prompt that the engine dumped."""
+        found, cause = self.read_problem(record, text), self.problems.cause
+        if cause is None or cause.outcome != "oom_runtime" or "prompt_tokens" in cause.evidence:
+            return
+        dumped = self.surroundings.lines_before() if found else [record.text.encode()]
+        lengths = [int(length) for line in dumped for length in lines.PROMPT_LENGTH.findall(line[: 1 << 16])]
+        if lengths:
+            cause.evidence["prompt_tokens"] = Sourced(max(lengths), "the scheduler's output that the engine dumped")
 
     def _read_args(self, record: Record, text: str) -> bool:
         match, namespace = lines.NON_DEFAULT.search(text), lines.NAMESPACE.search(text)

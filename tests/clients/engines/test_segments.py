@@ -1,0 +1,112 @@
+"""Several starts in one source: never mixed, each with its own end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvyield.engines import read_starts
+from kvyield.engines._engines import ENGINES
+from kvyield.engines._segment import MOST_STREAMS, Segmenter
+
+
+def start(fraction: float, pool: int, *, ends: str = "ready", second: int = 0) -> list[str]:
+    """A start of SGLang that ends ready, refused, out of memory, or not at all."""
+    stamp = f"[2026-05-30 22:{second // 60:02d}:{second % 60:02d} TP0]"
+    lines = [
+        f"{stamp} server_args=ServerArgs(model_path='m', mem_fraction_static={fraction}, tp_size=1)",
+        f"{stamp} Load weight begin. avail mem=90.00 GB",
+        f"{stamp} Load weight end. elapsed=1 s, type=M, avail mem=20.00 GB, mem usage=70.00 GB.",
+    ]
+    pooled = [
+        f"{stamp} KV Cache is allocated. #tokens: {pool}, KV size: 9.00 GB",
+        f"{stamp} Memory pool end. avail mem=8.00 GB",
+    ]
+    final = f"{stamp} max_total_num_tokens={pool}, chunked_prefill_size=8192, max_prefill_tokens=16384, "
+    final += "max_running_requests=8, context_len=4096, available_gpu_mem=7.00 GB"
+    return (
+        lines
+        + {
+            "ready": [*pooled, final, f"{stamp} The server is fired up and ready to roll!"],
+            "refused": [f"{stamp} RuntimeError: Not enough memory. Please try to increase --mem-fraction-static."],
+            "oom": [
+                *pooled,
+                f"{stamp} Scheduler hit an exception: Traceback",
+                "torch.OutOfMemoryError: CUDA out of memory. Tried",
+            ],
+            "cut": [],
+        }[ends]
+    )
+
+
+def seen(lines: list[str], **options: Any) -> list[tuple[Any, ...]]:
+    found = []
+    for one in read_starts(lines, **options):
+        pool = one.measurements.get("pool_tokens")
+        found.append((one.flags["mem_fraction_static"].value, one.outcome, pool.value if pool else None))
+    return found
+
+
+@pytest.mark.parametrize("prefix", ["", "May 30 22:00:00 gpu-01 sglang[{pid}]: ", "sglang-1  | "])
+def test_starts_one_after_the_other_stay_apart(prefix):
+    """Six starts in one log, good and bad, each keep their own fraction, pool and outcome, also with new process
+    numbers.
+    """
+    ends = ["refused", "ready", "oom", "cut", "ready", "ready"]
+    lines = []
+    for number, end in enumerate(ends):
+        block = start(round(0.8 + number / 100, 2), 1000 * (number + 1), ends=end, second=100 * number)
+        lines += [prefix.format(pid=4000 + 37 * number) + line for line in block]
+    expected = [
+        (0.8, "refused", None), (0.81, "ready", 2000), (0.82, "oom_startup", 3000),
+        (0.83, "unfinished", None), (0.84, "ready", 5000), (0.85, "ready", 6000),
+    ]  # fmt: skip
+    assert sorted(seen(lines)) == expected
+
+
+def test_a_live_source_gives_a_start_when_it_is_ready():
+    """Following a log, a ready start comes out at its ready line, not when the next one begins, and its death once
+    more.
+    """
+    given: list[str] = []
+
+    def live() -> Any:
+        for line in [*start(0.9, 1000), *start(0.91, 2000, second=100)]:
+            given.append(line)
+            yield line + "\n"
+        yield "[2026-05-30 22:30:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        yield "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB.\n"
+
+    found = []
+    for one in read_starts(live(), follow=True):
+        found.append((one.flags["mem_fraction_static"].value, one.outcome))
+        if len(found) <= 2:
+            assert len(given) == len(start(0.9, 1000)) * len(found)
+    assert found == [(0.9, "ready"), (0.91, "ready"), (0.91, "oom_runtime")]
+
+
+def test_a_ready_start_without_args_is_followed_by_another():
+    """Excerpts without arguments' lines part at the next load and at a clock that went back."""
+    one, two = start(0.9, 1000)[1:], start(0.9, 2000, second=60)[1:]
+    pools = [s.measurements["pool_tokens"].value for s in read_starts([*one, *two])]
+    assert pools == [1000, 2000]
+    back = [s.measurements["pool_tokens"].value for s in read_starts([*two[2:4], *one[2:]])]
+    assert back == [2000, 1000]
+
+
+def test_years_of_a_journal_take_no_memory():
+    """Streams and starts that are over are let go: ten thousand containers leave a bounded number open."""
+    segmenter = Segmenter(ENGINES, forced=False, reference_time=None, follow=False)
+    count = 0
+    for number in range(2000):
+        chunk = "".join(f"svc-{number}  | {line}\n" for line in start(0.9, 1000 + number))
+        count += sum(1 for _ in segmenter.read(chunk.encode()))
+        assert len(segmenter._streams) <= MOST_STREAMS
+    assert count + sum(1 for _ in segmenter.close()) == 2000
+
+
+def test_an_unknown_engine_is_named():
+    """Asking for an engine that is not known raises and lists those that are."""
+    with pytest.raises(ValueError, match="sglang, vllm, tensorrt-llm, lmdeploy"):
+        list(read_starts([], engine="llama.cpp"))
