@@ -12,6 +12,7 @@ from time import perf_counter
 from domain.real_starts import KIMI, PRO_6000, observe
 from kvyield_server.domain.capacity_fit import fit_capacity
 from kvyield_server.domain.capacity_prior import Setting, physics_prior
+from kvyield_server.domain.evidence import classify
 from kvyield_server.domain.fit import PairEvidence, fit_pair
 from kvyield_server.domain.observation import Engine, EngineName
 
@@ -51,7 +52,9 @@ def main() -> None:
     (fit,) = fit_pair(evidence).deployments
     print(f"prior                       {milliseconds(lambda: physics_prior(setting, starts, ())):8.3f} ms")
     prior = physics_prior(setting, starts, ())
-    print(f"capacity, {STARTS} starts        {milliseconds(lambda: fit_capacity(setting, starts, prior)):8.3f} ms")
+    found = [classify(start) for start in starts]
+    print(f"evidence of {STARTS} starts        {milliseconds(lambda: [classify(start) for start in starts]):8.3f} ms")
+    print(f"capacity, {STARTS} starts        {milliseconds(lambda: fit_capacity(setting, found, prior)):8.3f} ms")
     print(f"whole pair, {STARTS} starts      {milliseconds(lambda: fit_pair(evidence)):8.3f} ms")
     print(f"one prediction              {milliseconds(lambda: fit.predict({'mem_fraction_static': 0.93})):8.3f} ms")
 

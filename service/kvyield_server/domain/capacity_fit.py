@@ -11,10 +11,10 @@ import numpy as np
 from kvyield_server.domain.answers import Caution
 from kvyield_server.domain.capacity import DISCRETE_NOISE, SHARED_NOISE, CapacityLine, Noise
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting, logged_base
-from kvyield_server.domain.contradictions import Reading, find_contradiction, slope_disagreement
+from kvyield_server.domain.contradictions import Readings, find_contradiction, slope_disagreement
 from kvyield_server.domain.devices import LOGGED_SD, has_unified_memory, usable_memory
-from kvyield_server.domain.evidence import Evidence, Label, Use, classify, mark_equal_pools
-from kvyield_server.domain.observation import EngineName, Observation
+from kvyield_server.domain.evidence import Evidence, Label, Use, mark_equal_pools
+from kvyield_server.domain.observation import EngineName
 from kvyield_server.domain.reconciliation import priced, reconciled
 from kvyield_server.domain.regression import (
     DATA_SPAN,
@@ -22,9 +22,10 @@ from kvyield_server.domain.regression import (
     SlopePrior,
     fit_line,
     line_from_prior,
+    points_alone,
 )
 from kvyield_server.domain.scalars import as_count, first_given
-from kvyield_server.domain.straight_line import Points
+from kvyield_server.domain.straight_line import Points, Vector
 
 PAGES = (256, 128, 64, 32, 16)
 VLLM_BLOCK = 16
@@ -53,9 +54,9 @@ class _Outcome:
     cautions: tuple[Caution, ...] = ()
 
 
-def fit_capacity(setting: Setting, starts: Sequence[Observation], prior: CapacityPrior) -> CapacityFit:
-    """Fit the line of one deployment; ``starts`` are its own, oldest first."""
-    evidence = mark_equal_pools([classify(start) for start in starts])
+def fit_capacity(setting: Setting, found: Sequence[Evidence], prior: CapacityPrior) -> CapacityFit:
+    """Fit the line of one deployment to its own starts as classified, oldest first."""
+    evidence = mark_equal_pools(found)
     counts_tokens = _counts_tokens(evidence, prior)
     is_shared = has_unified_memory(setting.hardware)
     page = page_tokens(setting, evidence)
@@ -78,7 +79,7 @@ def fit_capacity(setting: Setting, starts: Sequence[Observation], prior: Capacit
     labels = outcome.labels.union(*(item.labels for item in outcome.evidence))
     if is_shared:
         labels |= {Label.UNIFIED_MEMORY}
-    fractions = len({round(reading.x, 6) for reading in readings})
+    fractions = len(np.unique(np.round(readings.points.x, 6)))
     return CapacityFit(
         line=line,
         evidence=outcome.evidence,
@@ -119,25 +120,29 @@ def _noise(page: int, *, counts_tokens: bool, is_shared: bool) -> Noise:
 
 
 def _readings(
-    evidence: Sequence[Evidence],
+    evidence: tuple[Evidence, ...],
     setting: Setting,
     prior: CapacityPrior,
     noise: Noise,
     page: int,
     *,
     counts_tokens: bool,
-) -> tuple[list[Reading], tuple[Evidence, ...]]:
+) -> tuple[Readings, tuple[Evidence, ...]]:
     """Return the points in the line's unit, rebased to the newest start's base memory, and the evidence so used."""
-    readings, used = [], []
-    for item in evidence:
-        value = _ordinate(item, prior, page, counts_tokens=counts_tokens) if item.use is Use.POINT else None
-        is_lost = item.use is Use.POINT and value is None
-        used.append(item.put(Use.SET_ASIDE, "nothing tells how many tokens one GiB holds") if is_lost else item)
-        if value is not None and item.fraction is not None:
-            scale = _rebasing(item.start, setting, prior)
-            sd = noise.sd(value) + (0.0 if scale == 1.0 else LOGGED_SD * abs(value))
-            readings.append(Reading(item.fraction * scale, value, sd, item))
-    return readings, tuple(used)
+    pairs = [
+        (item, _ordinate(item, prior, page, counts_tokens=counts_tokens) if item.use is Use.POINT else None)
+        for item in evidence
+    ]
+    chosen = tuple(item for item, value in pairs if value is not None)
+    if len(chosen) < sum(item.use is Use.POINT for item in evidence):
+        lost = [item for item, value in pairs if value is None and item.use is Use.POINT]
+        evidence = _put(evidence, lost, Use.SET_ASIDE, "nothing tells how many tokens one GiB holds")
+    x = np.array([item.fraction for item in chosen], dtype=np.float64)
+    y = np.array([value for _, value in pairs if value is not None], dtype=np.float64)
+    scale = _rebasing(chosen, setting, prior)
+    doubt = np.where(scale == 1.0, 0.0, LOGGED_SD * np.abs(y))
+    sd = noise.rounding + noise.relative * np.maximum(y, 0.0) + doubt
+    return Readings(Points(x * scale, y, sd), chosen), evidence
 
 
 def _ordinate(item: Evidence, prior: CapacityPrior, page: int, *, counts_tokens: bool) -> float | None:
@@ -150,17 +155,18 @@ def _ordinate(item: Evidence, prior: CapacityPrior, page: int, *, counts_tokens:
     return item.kv_gib * prior.tokens_per_gib.value
 
 
-def _rebasing(start: Observation, setting: Setting, prior: CapacityPrior) -> float:
-    """Return base memory at that start over the running base, where both were logged and differ."""
-    logged = logged_base(start)
-    if logged is None or prior.base is None or setting.scales_free_memory or prior.base.relative_sd > LOGGED_SD:
-        return 1.0
-    return logged / prior.base.gib if abs(logged - prior.base.gib) > REBASE_GIB else 1.0
+def _rebasing(chosen: Sequence[Evidence], setting: Setting, prior: CapacityPrior) -> Vector:
+    """Return base memory at each start over the running base, 1 where it was not logged or does not differ."""
+    if prior.base is None or setting.scales_free_memory or prior.base.relative_sd > LOGGED_SD:
+        return np.ones(len(chosen))
+    running = prior.base.gib
+    bases = np.array([logged_base(item.start) or running for item in chosen], dtype=np.float64)
+    return np.where(np.abs(bases - running) > REBASE_GIB, bases / running, 1.0)
 
 
 def _fitted(
     setting: Setting,
-    readings: Sequence[Reading],
+    readings: Readings,
     evidence: tuple[Evidence, ...],
     prior: CapacityPrior,
     *,
@@ -168,36 +174,22 @@ def _fitted(
     is_shared: bool,
 ) -> _Outcome:
     slope, anchor = prior.slope(counts_tokens=counts_tokens), prior.anchor
-    if setting.scales_free_memory and slope is None and readings:
-        slope = _proportional(readings)
-    if not readings:
+    posterior = fit_line(readings.points, slope, anchor, prefers_points=not is_shared)
+    if posterior is None:
         known = None if slope is None or anchor is None else line_from_prior(slope, anchor)
         return _Outcome(posterior=known, evidence=evidence)
-    points = _points(readings)
-    posterior = fit_line(points, slope, anchor, prefers_points=not is_shared)
-    assert posterior is not None
     outlying = posterior.weights < 1e-3
-    kept = [reading for reading, is_far in zip(readings, outlying, strict=True) if not is_far]
+    kept = readings.kept(~outlying)
     reason = find_contradiction(kept, is_shared=is_shared, steepest=_steepest(setting, prior, counts_tokens))
-    if reason is None and outlying.sum() > OUTLIER_SHARE * len(readings):
+    if reason is None and outlying.sum() > OUTLIER_SHARE * len(readings.evidence):
         reason = "more than a third of the starts lie far off any line"
     if reason is not None:
         return _confounded(evidence, kept, reason)
-    far = [reading.evidence for reading, is_far in zip(readings, outlying, strict=True) if is_far]
-    evidence = _mark(evidence, far, "far off the line of the other starts", Label.OUTLIER)
+    if outlying.any():
+        far = readings.kept(outlying).evidence
+        evidence = _put(evidence, far, Use.SET_ASIDE, "far off the line of the other starts", Label.OUTLIER)
     expected = prior.expected_slope if counts_tokens else slope
-    return _checked(points, posterior, evidence, expected, is_shared=is_shared)
-
-
-def _points(readings: Sequence[Reading]) -> Points:
-    table = np.array([(reading.x, reading.y, reading.sd) for reading in readings], dtype=np.float64)
-    return Points(table[:, 0], table[:, 1], table[:, 2])
-
-
-def _proportional(readings: Sequence[Reading]) -> SlopePrior | None:
-    """Return the slope of a line through the origin."""
-    mean = sum(reading.y / reading.x for reading in readings) / len(readings)
-    return SlopePrior(mean, 0.005 * mean) if mean > 0.0 else None
+    return _checked(readings.points, posterior, evidence, expected, is_shared=is_shared)
 
 
 def _steepest(setting: Setting, prior: CapacityPrior, counts_tokens: bool) -> float | None:
@@ -210,20 +202,18 @@ def _steepest(setting: Setting, prior: CapacityPrior, counts_tokens: bool) -> fl
     return None if prior.tokens_per_gib is None else card.gib * prior.tokens_per_gib.value
 
 
-def _confounded(evidence: tuple[Evidence, ...], kept: Sequence[Reading], reason: str) -> _Outcome:
-    marked = _mark(evidence, [reading.evidence for reading in kept], f"confounded: {reason}", Label.CONFOUNDED)
+def _confounded(evidence: tuple[Evidence, ...], kept: Readings, reason: str) -> _Outcome:
+    marked = _put(evidence, kept.evidence, Use.SET_ASIDE, f"confounded: {reason}", Label.CONFOUNDED)
     caution = Caution(code="confounded", detail=f"No line was fitted to these starts: {reason}.")
     return _Outcome(posterior=None, evidence=marked, labels=frozenset({Label.CONFOUNDED}), cautions=(caution,))
 
 
-def _mark(
-    evidence: tuple[Evidence, ...], chosen: Sequence[Evidence], reason: str, label: Label
+def _put(
+    evidence: tuple[Evidence, ...], chosen: Sequence[Evidence], use: Use, reason: str, *labels: Label
 ) -> tuple[Evidence, ...]:
+    """Return the evidence with the chosen starts put to another use."""
     ids = {item.start.id for item in chosen}
-    return tuple(
-        item.put(Use.SET_ASIDE, reason, label) if item.start.id in ids and item.use is Use.POINT else item
-        for item in evidence
-    )
+    return tuple(item.put(use, reason, *labels) if item.start.id in ids else item for item in evidence)
 
 
 def _checked(
@@ -237,10 +227,10 @@ def _checked(
     """Compare the points' own slope with the physics; where they disagree, the points win and it is said."""
     if slope is None or points.span < DATA_SPAN or is_shared:
         return _Outcome(posterior=posterior, evidence=evidence)
-    alone = fit_line(points, None, None)
-    own = None if alone is None else alone.slope_estimate()
+    alone = points_alone(points, posterior.weights)
+    own = alone.slope_estimate()
     detail = None if own is None else slope_disagreement(posterior, own.loc, own.scale, slope)
-    if detail is None or alone is None:
+    if detail is None:
         return _Outcome(posterior=posterior, evidence=evidence)
     caution = Caution(code="slope_disagreement", detail=f"Beware: {detail}.")
     return _Outcome(

@@ -22,6 +22,7 @@ from kvyield_server.domain.weights import weights_gib_per_gpu
 
 PRINTED_SD_GIB = 0.003
 TRANSFER_SD = 0.005
+NEWEST = 32
 LEAST_RATIO_SD = 0.0002
 WEIGHT_SD = 0.05
 VLLM_EXTRA_GIB, VLLM_EXTRA_SD_GIB = 1.5, 1.0
@@ -65,8 +66,9 @@ def physics_prior(setting: Setting, starts: Sequence[Observation], transfers: Se
     """Return what logs, other hardware, config and card say together about a deployment's line.
 
     SGLang's load lines place the zero crossing; the price of a token that follows from them is the same knowledge
-    over again, so that it never enters the slope beside them.
+    over again, so that it never enters the slope beside them. The newest starts are enough: their logs say the same.
     """
+    starts = starts[-NEWEST:]
     base = base_memory(setting, starts)
     per_gib, is_transferred = _tokens_per_gib(setting, starts, transfers)
     loaded = _mean_ratio([ratio for start in starts if (ratio := _loaded_ratio(start)) is not None], 0.0)
@@ -119,12 +121,13 @@ def base_memory(setting: Setting, starts: Sequence[Observation]) -> MemoryFigure
 
 def logged_base(start: Observation) -> float | None:
     """Return the base memory that a start's own log gives, GiB."""
-    measured = start.measurements
-    figure = {
-        EngineName.SGLANG: measured.free_before_load_gib,
-        EngineName.VLLM: measured.device_memory_gib,
-    }.get(start.engine.name, measured.free_after_load_gib)
-    value = as_number(figure)
+    measured, engine = start.measurements, start.engine.name
+    if engine is EngineName.SGLANG:
+        value = as_number(measured.free_before_load_gib)
+    elif engine is EngineName.VLLM:
+        value = as_number(measured.device_memory_gib)
+    else:
+        value = as_number(measured.free_after_load_gib)
     return value if value is not None and 0.1 < value < 1e4 else None
 
 

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvyield_server.domain.evidence import Evidence
 from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Scalar
 from kvyield_server.domain.regression import LinePosterior, SlopePrior
+from kvyield_server.domain.straight_line import Points
 
 SAME_FRACTION = 1e-6
 DISCRETE_REPEAT = 0.005
@@ -29,18 +33,50 @@ class Reading:
     evidence: Evidence
 
 
-def find_contradiction(readings: Sequence[Reading], *, is_shared: bool, steepest: float | None) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """All usable points of a deployment, with the evidence that each came from."""
+
+    points: Points
+    evidence: tuple[Evidence, ...]
+
+    def at(self, index: int) -> Reading:
+        x, y, sd = (float(column[index]) for column in (self.points.x, self.points.y, self.points.sd))
+        return Reading(x, y, sd, self.evidence[index])
+
+    def kept(self, chosen: NDArray[np.bool_]) -> Readings:
+        """Return the chosen points only."""
+        points = Points(self.points.x[chosen], self.points.y[chosen], self.points.sd[chosen])
+        return Readings(points, tuple(item for item, is_kept in zip(self.evidence, chosen, strict=True) if is_kept))
+
+
+def find_contradiction(readings: Readings, *, is_shared: bool, steepest: float | None) -> str | None:
     """Return why these points cannot share a line, naming the flags that differ, or None when they can.
 
     ``steepest`` is the largest slope that the card allows. Points that a robust fit has put aside must be left out.
     """
-    ordered = sorted(readings, key=lambda reading: (reading.x, reading.y))
-    pairs = combinations(ordered, 2) if len(ordered) <= FEW else pairwise(ordered)
-    for left, right in pairs:
+    for first, second in _suspects(readings.points, steepest):
+        left, right = readings.at(first), readings.at(second)
         reason = _pair_contradiction(left, right, is_shared=is_shared, steepest=steepest)
         if reason is not None:
             return f"{reason}; {differing_flags([left.evidence, right.evidence])}"
     return None
+
+
+def _suspects(points: Points, steepest: float | None) -> list[tuple[int, int]]:
+    """Return neighbouring pairs (all pairs of few points) that rise too little or too much to pass unexamined."""
+    order = np.lexsort((points.y, points.x))
+    if order.size <= FEW:
+        pairs = np.array(list(combinations(order, 2)), dtype=np.int64).reshape(-1, 2)
+    else:
+        pairs = np.column_stack((order[:-1], order[1:]))
+    first, second = pairs[:, 0], pairs[:, 1]
+    run, rise = points.x[second] - points.x[first], points.y[second] - points.y[first]
+    suspect = (run <= SAME_FRACTION) & (rise > 6.0 * np.maximum(points.sd[first], points.sd[second]))
+    suspect |= (run > SAME_FRACTION) & (rise < 0.0)
+    if steepest is not None:
+        suspect |= (run > SAME_FRACTION) & (rise > STEEPEST * steepest * run)
+    return [(int(one), int(other)) for one, other in pairs[suspect]]
 
 
 def _pair_contradiction(left: Reading, right: Reading, *, is_shared: bool, steepest: float | None) -> str | None:

@@ -12,7 +12,7 @@ from types import MappingProxyType
 
 from kvyield_server.domain.engine_version import parse_version
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Scalar
+from kvyield_server.domain.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.parallel import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
 from kvyield_server.domain.scalars import as_number, is_on
 
@@ -63,6 +63,7 @@ _ENGINE_FIELDS: dict[EngineName, dict[str, tuple[str, ...]]] = {
     EngineName.TENSORRT_LLM: {"batched_tokens": ("max_num_tokens",), "sequences": ("max_batch_size",)},
     EngineName.LMDEPLOY: {"batched_tokens": ("max_prefill_token_num",), "sequences": ("max_batch_size",)},
 }
+_FRACTIONS = frozenset(FRACTION_FLAG.values())
 _ONE_WHEN_OFF = frozenset({"tp", "pp", "dp", "dcp"})
 _SAYS_NOTHING: dict[str, tuple[Scalar, ...]] = {
     "page": (None,),
@@ -142,8 +143,13 @@ def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
     """
     ordered = sorted(starts, key=lambda start: (start.observed_at, start.id.int))
     by_key: dict[tuple[tuple[str, str], ...], list[Observation]] = {}
+    memo: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
     for start in ordered:
-        by_key.setdefault(tuple(sorted(observation_key(start).items())), []).append(start)
+        signature = _signature(start)
+        items = memo.get(signature)
+        if items is None:
+            items = memo[signature] = tuple(sorted(observation_key(start).items()))
+        by_key.setdefault(items, []).append(start)
     merged: list[tuple[dict[str, str], list[Observation]]] = []
     for items in sorted(by_key, key=lambda items: (-len(items), items)):
         key, members = dict(items), by_key[items]
@@ -155,6 +161,13 @@ def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
             merged.append((key, list(members)))
     groups = [Group(key, tuple(sorted(members, key=_age))) for key, members in merged]
     return tuple(sorted(groups, key=lambda group: _age(group.newest), reverse=True))
+
+
+def _signature(start: Observation) -> tuple[object, ...]:
+    """Return what a start's key follows from, so that equal starts are read once; true, 1 and 1.0 stay apart."""
+    flags = start.flags
+    named = [(name, value, type(value)) for name, value in flags.items() if name not in _FRACTIONS]
+    return (start.engine, start.model.revision, id(start.model.facts), start.hardware.gpu_count, *named)
 
 
 def _age(start: Observation) -> tuple[float, int]:

@@ -48,6 +48,21 @@ class Label(StrEnum):
     UNIFIED_MEMORY = "unified_memory"
 
 
+_NONE: frozenset[Label] = frozenset()
+_OUTCOME_LABELS = {
+    Outcome.REFUSED: frozenset({Label.REFUSED}),
+    Outcome.OOM_STARTUP: frozenset({Label.OOM_STARTUP}),
+    Outcome.OOM_RUNTIME: frozenset({Label.OOM_RUNTIME}),
+}
+_POINT_REASONS = {
+    Outcome.READY: "a start that became ready",
+    Outcome.REFUSED: "refused after the pool was sized: the figure counts",
+    Outcome.OOM_STARTUP: "ran out of memory after the pool was sized: the figure counts",
+    Outcome.OOM_RUNTIME: "ran out of memory while serving: the pool figure counts",
+    Outcome.FAILED: "failed after the pool was sized: the figure counts",
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One start as the capacity line sees it. Tokens and GiB are what the engine printed, where they are usable."""
@@ -58,7 +73,7 @@ class Evidence:
     fraction: float | None = None
     tokens: int | None = None
     kv_gib: float | None = None
-    labels: frozenset[Label] = frozenset()
+    labels: frozenset[Label] = _NONE
 
     def item(self) -> EvidenceItem:
         return EvidenceItem(observation_id=self.start.id, use=self.use.value, reason=self.reason)
@@ -79,18 +94,20 @@ def fraction_of(start: Observation) -> float | None:
 
 def classify(start: Observation) -> Evidence:
     """Tell what one start says, from itself alone."""
-    labels = _labels(start)
-    fraction, tokens, kv_gib = fraction_of(start), start.measurements.pool_tokens, _kv_gib(start)
+    tokens = start.measurements.pool_tokens
     tokens = tokens if tokens is not None and 0 < tokens < 2**53 else None
-    found = Evidence(start, Use.SET_ASIDE, "", fraction, tokens, kv_gib, labels)
+    fraction, kv_gib, labels = fraction_of(start), _kv_gib(start), _labels(start)
     cap = _cap(start, tokens)
     if cap is not None:
-        return found.put(Use.BOUND, f"the pool was set by {cap}: the line holds at least that much", Label.CAPPED)
-    if fraction is None:
-        return found.put(_rest(start), "the resolved fraction is not known")
-    if tokens is None and kv_gib is None:
-        return _without_pool(found)
-    return found.put(Use.POINT, _point_reason(start))
+        use, reason = Use.BOUND, f"the pool was set by {cap}: the line holds at least that much"
+        labels |= {Label.CAPPED}
+    elif fraction is None:
+        use, reason = _rest(start), "the resolved fraction is not known"
+    elif tokens is None and kv_gib is None:
+        use, reason = _without_pool(start)
+    else:
+        use, reason = Use.POINT, _POINT_REASONS[start.outcome]
+    return Evidence(start, use, reason, fraction, tokens, kv_gib, labels)
 
 
 def _kv_gib(start: Observation) -> float | None:
@@ -105,55 +122,41 @@ def _kv_gib(start: Observation) -> float | None:
 
 def _cap(start: Observation, tokens: int | None) -> str | None:
     """Return the flag that set the pool, whatever the fraction said, or None."""
-    for name in FIXED_POOL_FLAGS.get(start.engine.name, ()):
-        if is_on(start.flags.get(name)):
+    flags, engine = start.flags, start.engine.name
+    for name in FIXED_POOL_FLAGS.get(engine, ()):
+        if name in flags and is_on(flags[name]):
             return name
-    for name in CAP_FLAGS.get(start.engine.name, ()):
-        limit = as_count(start.flags.get(name))
+    for name in CAP_FLAGS.get(engine, ()):
+        limit = as_count(flags.get(name)) if name in flags else None
         if limit is not None and tokens is not None and limit - LARGEST_PAGE < tokens <= limit:
             return name
     return None
 
 
-def _without_pool(found: Evidence) -> Evidence:
-    failure = found.start.failure
+def _without_pool(start: Observation) -> tuple[Use, str]:
+    failure = start.failure
     if failure is not None and as_number(failure.minimum_fraction) is not None:
-        return found.put(Use.BOUND, "refused: the engine named the least fraction that it can start with")
-    if found.start.outcome is Outcome.REFUSED:
-        return found.put(Use.BOUND, "refused: at this fraction the pool would be empty or too small")
-    return found.put(_rest(found.start), "no pool figure was recorded")
+        return Use.BOUND, "refused: the engine named the least fraction that it can start with"
+    if start.outcome is Outcome.REFUSED:
+        return Use.BOUND, "refused: at this fraction the pool would be empty or too small"
+    return _rest(start), "no pool figure was recorded"
 
 
 def _rest(start: Observation) -> Use:
     return Use.FREE_MEMORY_ONLY if start.measurements.free_at_ready_gib is not None else Use.SET_ASIDE
 
 
-def _point_reason(start: Observation) -> str:
-    reasons = {
-        Outcome.READY: "a start that became ready",
-        Outcome.REFUSED: "refused after the pool was sized: the figure counts",
-        Outcome.OOM_STARTUP: "ran out of memory after the pool was sized: the figure counts",
-        Outcome.OOM_RUNTIME: "ran out of memory while serving: the pool figure counts",
-        Outcome.FAILED: "failed after the pool was sized: the figure counts",
-    }
-    return reasons[start.outcome]
-
-
 def _labels(start: Observation) -> frozenset[Label]:
-    labels = {
-        Outcome.REFUSED: {Label.REFUSED},
-        Outcome.OOM_STARTUP: {Label.OOM_STARTUP},
-        Outcome.OOM_RUNTIME: {Label.OOM_RUNTIME},
-    }.get(start.outcome, set())
+    labels = _OUTCOME_LABELS.get(start.outcome, _NONE)
     if has_unified_memory(start.hardware):
-        labels = labels | {Label.UNIFIED_MEMORY}
-    return frozenset(labels | ({Label.NEIGHBOUR} if _has_neighbour(start) else set()))
+        return labels | {Label.UNIFIED_MEMORY}
+    return labels | {Label.NEIGHBOUR} if _has_neighbour(start) else labels
 
 
 def _has_neighbour(start: Observation) -> bool:
     """Tell whether much less was free before load than an empty card of that kind has."""
     free = as_number(start.measurements.free_before_load_gib)
-    if free is None or start.engine.name is not EngineName.SGLANG or has_unified_memory(start.hardware):
+    if free is None or start.engine.name is not EngineName.SGLANG:
         return False
     layout = parallel_layout(start.flags, start.hardware.gpu_count)
     empty = free_before_load(start.hardware, is_spread=layout.is_spread)
@@ -166,6 +169,8 @@ def mark_equal_pools(found: Sequence[Evidence]) -> tuple[Evidence, ...]:
     for item in found:
         if item.use is Use.POINT and item.tokens is not None and item.fraction is not None:
             fractions.setdefault(item.tokens, set()).add(item.fraction)
+    if not any(len(at) > 1 for at in fractions.values()):
+        return tuple(found)
     capped = {tokens for tokens, at in fractions.items() if max(at) - min(at) >= 0.004}
     reason = "the same pool at another fraction: something else than the fraction set it"
     return tuple(

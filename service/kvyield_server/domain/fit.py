@@ -35,7 +35,7 @@ from kvyield_server.domain.drift import (
     drift_from,
     newest_point,
 )
-from kvyield_server.domain.evidence import Label, Use
+from kvyield_server.domain.evidence import Label, Use, classify
 from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
 from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
 from kvyield_server.domain.observation import (
@@ -132,22 +132,25 @@ def _agrees_with(fit: DeploymentFit, flags: Flags) -> bool:
 
 def fit_pair(evidence: PairEvidence) -> PairFit:
     """Fit every deployment of a pair. The order of the observations does not matter."""
+    if not evidence.observations:
+        return PairFit(())
     groups = group_starts(evidence.observations)
     hardware, model = _merged(evidence.observations)
-    members, priors = [], []
-    for group in groups:
-        setting = _setting(group, hardware, model)
-        prior = physics_prior(setting, group.starts, evidence.transfers)
-        priors.append(prior)
-        members.append(Member(group.key, setting, fit_capacity(setting, group.starts, prior)))
-    fits = []
-    for group, member, prior in zip(groups, members, priors, strict=True):
-        others = [other for other in members if other is not member]
-        pooled = pooled_prior(prior, member, others) if others else prior
-        fit = member.fit if pooled == prior else fit_capacity(member.setting, group.starts, pooled)
-        drift = _find_drift(group, member, pooled, others)
-        fits.append(_deployment(group, member.setting, fit, pooled, drift))
-    return PairFit(tuple(fits))
+    members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
+    return PairFit(tuple(_pooled(group, member, members) for group, member in zip(groups, members, strict=True)))
+
+
+def _member(group: Group, setting: Setting, transfers: Sequence[Observation]) -> Member:
+    prior = physics_prior(setting, group.starts, transfers)
+    found = tuple(classify(start) for start in group.starts)
+    return Member(group.key, setting, found, prior, fit_capacity(setting, found, prior))
+
+
+def _pooled(group: Group, member: Member, members: Sequence[Member]) -> DeploymentFit:
+    others = [other for other in members if other is not member]
+    prior = pooled_prior(member.prior, member, others) if others else member.prior
+    fit = member.fit if prior == member.prior else fit_capacity(member.setting, member.found, prior)
+    return _deployment(group, member.setting, fit, prior, _find_drift(member, prior, others))
 
 
 def cold_fit(
@@ -175,8 +178,6 @@ def whole_pages(estimate: Estimate, page_tokens: int) -> Estimate:
 def _merged(observations: Sequence[Observation]) -> tuple[Hardware, Model]:
     """Return the pair's hardware and model, each attribute as the newest start that gave it did."""
     ordered = sorted(observations, key=lambda start: (start.observed_at, start.id.int))
-    if not ordered:
-        raise ValueError("a pair is fitted from at least one observation")
     hardware, facts = ordered[-1].hardware, {}
     for start in ordered:
         memory, unified = start.hardware.memory_gib, start.hardware.unified_memory
@@ -202,20 +203,20 @@ def _setting(group: Group, hardware: Hardware, model: Model) -> Setting:
     return Setting(hardware=hardware, model=model, engine=engine, flags=running.flags)
 
 
-def _find_drift(group: Group, member: Member, prior: CapacityPrior, others: Sequence[Member]) -> Drift | None:
+def _find_drift(member: Member, prior: CapacityPrior, others: Sequence[Member]) -> Drift | None:
     """Return drift of the newest start from its own history, or of a new version's first start from the old one's."""
     if Label.CONFOUNDED in member.fit.labels:
         return None
     newest = newest_point(member.fit.evidence)
     if newest is None:
         return None
-    earlier = [start for start in group.starts if start.id != newest.start.id]
+    earlier = [item for item in member.found if item.start.id != newest.start.id]
     if earlier:
         history = fit_capacity(member.setting, earlier, prior)
         known = history.distinct_fractions > 1
         return drift_from(history.line, newest.start, level=SAME_DEPLOYMENT_LEVEL) if known else None
     for other in others:
-        is_older = other.fit.distinct_fractions > 1 and differing_fields(group.key, other.key) == {"version"}
+        is_older = other.fit.distinct_fractions > 1 and differing_fields(member.key, other.key) == {"version"}
         if is_older:
             since = other.key.get("version")
             return drift_from(other.fit.line, newest.start, level=NEW_VERSION_LEVEL, since_version=since)

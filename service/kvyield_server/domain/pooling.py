@@ -14,6 +14,7 @@ from kvyield_server.domain.capacity import SHIFT_SD_GIB, UNKNOWN_SHIFT_SD_GIB, V
 from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
 from kvyield_server.domain.deployment import Key, differing_fields
+from kvyield_server.domain.evidence import Evidence
 from kvyield_server.domain.regression import Anchor, SlopePrior
 from kvyield_server.domain.token_cost import token_cost
 
@@ -27,10 +28,12 @@ REPRICED = frozenset({"kv_dtype"})
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One deployment as the others see it: its key, its setting, and its fit on its own evidence alone."""
+    """One deployment as the others see it: its key, setting and evidence, and the fit on these alone."""
 
     key: Key
     setting: Setting
+    found: tuple[Evidence, ...]
+    prior: CapacityPrior
     fit: CapacityFit
 
 

@@ -144,6 +144,11 @@ def fit_line(
     return _solve(points, weights, slope, anchor, prefers_points=prefers_points)
 
 
+def points_alone(points: Points, weights: Vector) -> LinePosterior:
+    """Return the line of the points without any prior knowledge, with weights that a fit has found already."""
+    return _solve(points, weights, None, None, prefers_points=True)
+
+
 def line_from_prior(slope: SlopePrior, anchor: Anchor) -> LinePosterior:
     """Return the line that prior knowledge alone gives."""
     line = Line(anchor.x, 0.0, slope.mean)

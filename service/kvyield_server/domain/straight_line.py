@@ -48,9 +48,11 @@ def robust_weights(points: Points) -> Vector:
     for _ in range(ROBUST_STEPS):
         z = np.abs(points.y - line.level - line.slope * (points.x - line.center)) / points.sd
         z /= max(1.0, 1.4826 * float(np.median(z)))
-        weights = np.minimum(1.0, (4.0 + INLIER_Z**2) / (4.0 + z * z))
+        before, weights = weights, np.minimum(1.0, (4.0 + INLIER_Z**2) / (4.0 + z * z))
         weights[z > OUTLIER_Z] = 1e-6
         line = weighted_line(points, weights / points.sd**2)
+        if np.array_equal(before, weights):
+            break
     return weights
 
 
