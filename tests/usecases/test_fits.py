@@ -64,9 +64,7 @@ def post(storage: MemoryStorage, fraction: float, *, gpu: str = GPU, **hardware:
         engine=Engine(name=EngineName.SGLANG, version="0.5.12"),
         outcome=Outcome.READY,
         flags={"mem_fraction_static": fraction, "tp_size": 1},
-        measurements=Measurements(
-            pool_tokens=round(1_000_000 * (fraction - 0.2)), free_at_ready_gib=141 * (1 - fraction)
-        ),
+        measurements=Measurements(pool_tokens=pool, free_at_ready_gib=free),
     )
     storage.write(record(start, str(start.id), token_id=None, now=NOON)).result()
     return start
