@@ -136,3 +136,14 @@ def test_what_was_verified_is_remembered() -> None:
     assert need.verified_chunk_tokens == {8192}
     failed = replace(worked_starts()[0], verifications=(replace(DOG, passed=False),))
     assert fit_prompt_need([failed], KIMI, SGLANG).verified_prompt_tokens is None
+
+
+def test_a_passed_prompt_proves_its_own_length() -> None:
+    """Where a prompt passed, the memory that was free then is enough for it again, and for shorter ones."""
+    passed = Verification(prompt_tokens=200_000, passed=True)
+    need = fit_prompt_need(
+        [start(1, kimi_flags(0.94, 8), free_at_ready_gib=2.5, verifications=(passed,))], KIMI, SGLANG
+    )
+    assert need.need(200_000, kimi_flags(0.94, 8)).cdf(2.5) > 0.97
+    assert need.need(120_000, kimi_flags(0.94, 8)).cdf(2.5) > 0.97
+    assert need.need(400_000, kimi_flags(0.94, 8)).cdf(2.5) < 0.9

@@ -16,7 +16,7 @@ from math import hypot, inf, sqrt
 from kvyield_server.domain.deployment import Key, agrees, deployment_key, differing_fields, key_fields
 from kvyield_server.domain.devices import MemoryFigure
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model
+from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model, Scalar
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LinePosterior
 from kvyield_server.domain.scalars import as_number
@@ -42,6 +42,7 @@ SHIFT_SD_GIB: Mapping[str, float] = {
 }
 UNKNOWN_SHIFT_SD_GIB = 2.0
 VERSION_COST_SD = 0.02
+MOST_CHANGES_KEPT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +162,27 @@ class CapacityLine:
         fields = key_fields(self.engine.name, is_hybrid=read_shape(self.model.facts).is_hybrid)
         return frozenset(name for names in fields.values() for name in names)
 
+    @cached_property
+    def _changes(self) -> dict[frozenset[tuple[str, Scalar]], Change]:
+        """The changes worked out so far, by the flags that differ."""
+        return {}
+
     def _change(self, flags: Flags) -> Change:
         """Return what the differences between these flags and the deployment's do to the line."""
-        if not any(name in self._key_flags and self.flags.get(name, ...) != value for name, value in flags.items()):
+        own, key_flags = self.flags, self._key_flags
+        differing = frozenset(
+            item for item in flags.items() if item[0] in key_flags and own.get(item[0], ...) != item[1]
+        )
+        if not differing:
             return NO_CHANGE
+        change = self._changes.get(differing)
+        if change is None:
+            change = self._worked_out(flags)
+            if len(self._changes) < MOST_CHANGES_KEPT:
+                self._changes[differing] = change
+        return change
+
+    def _worked_out(self, flags: Flags) -> Change:
         asked = deployment_key(self.model, self.engine, flags, self.gpu_count)
         if agrees(self._key, asked):
             return NO_CHANGE

@@ -124,6 +124,8 @@ def _source(case: Case, solution: Solution) -> str:
         return "measured at this chunk and length"
     if need.verified_prompt_tokens is None:
         return "from the kind of attention alone: no prompt was verified"
+    if need.verified_prompt_tokens >= case.question.target_tokens:
+        return f"a prompt of {need.verified_prompt_tokens:,} tokens passed, its memory not measured"
     return f"not measured at this length: the longest verified prompt had {need.verified_prompt_tokens:,} tokens"
 
 

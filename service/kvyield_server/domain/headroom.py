@@ -167,14 +167,23 @@ class PromptNeedUnder:
         return _pooled([beyond, (prior[0], 0.9 / sqrt(trust))]) if trust > 0.0 else beyond
 
     def _limited(self, mean: float, sd: float, limit: Limit, prompt_tokens: int) -> tuple[float, float]:
+        """Bound the need by a prompt that passed, or died, with known free memory.
+
+        One that passed and was no shorter, in no smaller a chunk, proves the need: its free memory was enough.
+        """
         if self.evidence.latent:
             far = log(prompt_tokens / limit.prompt_tokens)
             shift, spread = _GROWTH * far, _GROWTH_SD * abs(far)
         else:
             shift = log(min(prompt_tokens, self.chunk_tokens) / min(limit.prompt_tokens, limit.chunk_tokens))
             spread = 0.3 * abs(shift)
+        free = log(max(limit.free_gib, _LEAST_DROP_GIB))
         noise = sqrt(_MEASURED_LOG_SD**2 + spread**2)
-        return _truncated(mean, sd, log(max(limit.free_gib, _LEAST_DROP_GIB)) + shift, noise, upper=limit.passed)
+        mean, sd = _truncated(mean, sd, free + shift, noise, upper=limit.passed)
+        if limit.passed and shift <= 0.0:
+            mean = min(mean, free - 2.0 * _MEASURED_LOG_SD)
+            sd = min(sd, 0.5 * (free - mean))
+        return mean, sd
 
 
 def fit_prompt_need(starts: Sequence[Observation], model: Model, engine: Engine) -> PromptNeed:

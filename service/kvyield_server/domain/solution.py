@@ -272,10 +272,11 @@ def _chosen(case: Case, trial: Trial, pool_at: PoolAt, lowest: int | None, cap: 
 def _last_with_memory(case: Case, trial: Trial) -> int:
     """Return the largest step with P(free memory > 0) >= 0.5, at the running context length whatever the target is."""
     context = NAMES[case.engine].context
-    steady = case.under({**trial.flags, context: case.held.get(context, case.running_context)})
+    steady = {**trial.flags, context: case.held.get(context, case.running_context)}
+    line = case.fit.free_memory.along(steady, trial.pool)
 
     def margin(step: int) -> float:
-        free = steady.free_at(step)
+        free = line.at_ready(fraction_of(step))
         return 1.0 if free is None else free.loc
 
     return last_step(margin, 1) or 1
