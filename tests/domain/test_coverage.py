@@ -16,7 +16,9 @@ def test_ninety_per_cent_intervals_hold_ninety_per_cent_of_simulated_starts() ->
     total: Counter[str] = Counter()
     for seed in range(STARTS):
         task = simulate(seed)
-        (line,) = fit_pair(PairEvidence(task.evidence)).deployments
+        pair = fit_pair(PairEvidence(task.evidence))
+        line = pair.choose(engine=None, engine_version=None, like=None, flags=task.asked)
+        assert line is not None
         estimate = line.predict(task.asked).pool_tokens
         assert estimate is not None
         is_inside = estimate.low <= task.pool_tokens <= estimate.high

@@ -71,6 +71,18 @@ def test_vllm_flags_that_move_its_profile_split_a_deployment() -> None:
     assert len(split) == 2
 
 
+def test_running_requests_split_old_speculating_targets_alone() -> None:
+    """SGLang 0.4.6 to 0.5.5 added draft headroom per request to the pool; later versions do not."""
+    eagle = {"speculative_algorithm": "EAGLE", "tp_size": 8}
+
+    def groups(version: str) -> int:
+        pair = [start(n, version=version, max_running_requests=8 * n, **eagle) for n in (1, 2)]
+        return len(group_starts(pair))
+
+    assert groups("0.5.5") == 2
+    assert groups("0.5.12") == 1
+
+
 def test_null_joins_the_one_deployment_that_agrees() -> None:
     """A hand-made post without version and draft joins the only deployment there is."""
     groups = group_starts([start(1, **FULL), start(2, version=None, mem_fraction_static=0.92)])

@@ -13,9 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import hypot, inf, sqrt
 
-from kvyield_server.domain.deployment import Key, agrees, deployment_key, differing_fields, key_fields
+from kvyield_server.domain.deployment import (
+    Key,
+    agrees,
+    deployment_key,
+    differing_fields,
+    key_fields,
+    requests_move_pool,
+)
 from kvyield_server.domain.devices import MemoryFigure
-from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model, Scalar
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LinePosterior
@@ -159,7 +165,8 @@ class CapacityLine:
     @cached_property
     def _key_flags(self) -> frozenset[str]:
         """The flags that the key is read from."""
-        fields = key_fields(self.engine.name, is_hybrid=read_shape(self.model.facts).is_hybrid)
+        moves = requests_move_pool(self.model, self.engine, self.flags)
+        fields = key_fields(self.engine.name, requests_move_pool=moves)
         return frozenset(name for names in fields.values() for name in names)
 
     @cached_property

@@ -15,6 +15,7 @@ from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.parallel import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
 from kvyield_server.domain.scalars import as_number, is_on
+from kvyield_server.domain.token_cost import speculation
 
 Key = Mapping[str, str]
 """Field -> canonical value. A field that is not there is unknown and agrees with anything."""
@@ -71,7 +72,7 @@ _SAYS_NOTHING: dict[str, tuple[Scalar, ...]] = {
     "loader": (None, "auto"),
     "compile_cache": (None,),
 }
-_HYBRID_FIELDS = {
+_REQUEST_FIELDS = {
     EngineName.SGLANG: {"running_requests": ("max_running_requests",)},
     EngineName.VLLM: {"length": ("max_model_len",)},
 }
@@ -95,10 +96,22 @@ class Group:
         return _short_hash(self.starts[0].id.hex)
 
 
-def key_fields(engine: EngineName, *, is_hybrid: bool = False) -> Mapping[str, tuple[str, ...]]:
+def key_fields(engine: EngineName, *, requests_move_pool: bool = False) -> Mapping[str, tuple[str, ...]]:
     """Return each key field of an engine with the flags that it is read from, in order of preference."""
-    extra = _HYBRID_FIELDS.get(engine, {}) if is_hybrid else {}
+    extra = _REQUEST_FIELDS.get(engine, {}) if requests_move_pool else {}
     return MappingProxyType({**_SHARED_FIELDS, **_ENGINE_FIELDS[engine], **extra})
+
+
+def requests_move_pool(model: Model, engine: Engine, flags: Flags) -> bool:
+    """Tell whether requests (SGLang) or their length (vLLM) move the pool: states beside it, or old EAGLE headroom.
+
+    SGLang 0.4.6 to 0.5.5 adds running requests times draft tokens to the pool of a speculating target.
+    """
+    if read_shape(model.facts).is_hybrid:
+        return True
+    release = parse_version(engine.version)
+    is_old = release is not None and (0, 4, 6, 0) <= release < (0, 5, 6, 0)
+    return engine.name is EngineName.SGLANG and is_old and bool(speculation(flags))
 
 
 def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -> Key:
@@ -110,7 +123,7 @@ def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -
         key["variant"] = engine.variant.strip().lower()
     if model.revision is not None:
         key["revision"] = model.revision.strip()
-    fields = key_fields(engine.name, is_hybrid=read_shape(model.facts).is_hybrid)
+    fields = key_fields(engine.name, requests_move_pool=requests_move_pool(model, engine, flags))
     for field, names in fields.items():
         name = next((name for name in names if name in flags), None)
         if name is not None:

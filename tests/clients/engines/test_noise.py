@@ -15,7 +15,7 @@ from kvyield.engines import Start, read_starts
 
 LINES = 30_000
 MOST_SECONDS_A_LINE = 0.002
-_NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_NUMBERS = (re.compile(r"\d[\d,]*(?:\.\d+)?"), re.compile(r"\d+(?:\.\d+)?"))
 SINGLE = ("pool_tokens", "free_at_ready_gib", "free_at_pool_end_gib", "free_before_load_gib", "device_memory_gib")
 
 
@@ -40,7 +40,8 @@ def damaged(line: bytes, dice: random.Random) -> bytes:
 
 def held(value: Any, line: str) -> bool:
     """True when the number stands in the line, with or without thousands separators."""
-    return any(abs(float(found.replace(",", "")) - float(value)) < 1e-9 for found in _NUMBER.findall(line))
+    numbers = [found.replace(",", "") for pattern in _NUMBERS for found in pattern.findall(line)]
+    return any(abs(float(number) - float(value)) < 1e-9 for number in numbers)
 
 
 def check_sources(start: Start, lines: list[str]) -> None:

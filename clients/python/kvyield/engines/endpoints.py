@@ -101,9 +101,9 @@ def _card(get: Get) -> Mapping[str, object]:
 
 def _model(get: Get, engine: str, found: Found) -> None:
     card = _card(get)
-    length = {"sglang": "context_length", "vllm": "max_model_len"}.get(engine)
-    if length:
-        found.flag(length, card.get("max_model_len"), "GET /v1/models, max_model_len")
+    flag, length = {"sglang": "context_length", "vllm": "max_model_len"}.get(engine), card.get("max_model_len")
+    if flag and isinstance(length, int):
+        found.flag(flag, length, "GET /v1/models, max_model_len")
     found.fact("served_model_name", card.get("id"), "GET /v1/models, id")
     if engine == "sglang":
         path, table = _first_table(get, "/model_info", "/get_model_info")
