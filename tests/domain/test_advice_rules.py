@@ -385,3 +385,22 @@ def test_beyond_the_models_own_context_is_said() -> None:
     """A target above the model's own context length is named."""
     advice = recommend(worked(), Question(target_tokens=300_000))
     assert "beyond_model_context" in codes(advice)
+
+
+def test_half_the_weights_is_a_lever_where_they_are_known_to_be_wide() -> None:
+    """Where a log gives 16-bit weights, 8-bit ones are offered: half their memory in tokens, at a lower fraction."""
+    model = replace(PLAIN, facts={**PLAIN.facts, "torch_dtype": "bfloat16"})
+    fit = plain(EngineName.SGLANG, SGLANG_FLAGS)
+    served = fit.starts[0]
+    logged = replace(served, model=model, measurements=replace(served.measurements, weights_gib=20.0))
+    wide = replace(hand_fit(replace(fit.capacity, model=model), [logged]), running=logged)
+    advice = recommend(wide, Question(target_tokens=400_000))
+    lever = next(each for each in advice.alternatives if "quantization" in each.flags)
+    assert lever.gain_tokens == pytest.approx(10 * 2**30 / 131072)
+    assert lever.flags["mem_fraction_static"] == pytest.approx(fraction(advice) - 0.1)
+
+
+def test_giving_the_running_flags_is_said_to_change_nothing() -> None:
+    """Held flags that are the running ones are named as such."""
+    advice = recommend(worked(), Question(target_tokens=200_000, flags={"max_running_requests": 8}))
+    assert "flags_equal_running" in codes(advice)

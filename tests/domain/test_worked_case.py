@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from domain.straight_line import hand_fit, kimi_flags, worked_line, worked_starts
+from domain.straight_line import KIMI, RTX_PRO, hand_fit, kimi_flags, worked_line, worked_starts
 from kvyield_server.domain.advice import recommend
-from kvyield_server.domain.answers import Advice, Question, Status
+from kvyield_server.domain.answers import Advice, BasisKind, Question, Status
+from kvyield_server.domain.fit import PairEvidence, cold_fit, fit_pair
+from kvyield_server.domain.observation import Engine, EngineName
 
 QUESTION = Question(target_tokens=200_000)
 
@@ -73,3 +77,32 @@ def test_two_starts_are_enough() -> None:
     assert free is not None
     assert free.loc == pytest.approx(4.2, abs=0.6)
     assert recommend(fit, QUESTION).flags["mem_fraction_static"] == 0.926
+
+
+@pytest.mark.parametrize("seen", [1, 2, 3])
+def test_the_fitted_line_gives_advice_that_truly_holds(seen: int) -> None:
+    """With the real fit, from start 1 alone or more, one restart truly reaches 200,007 tokens; with two, at 0.926."""
+    starts = worked_starts()[-seen:]
+    advice = recommend(fit_pair(PairEvidence(tuple(starts))).deployments[0], QUESTION)
+    advised = advice.flags["mem_fraction_static"]
+    assert isinstance(advised, float)
+    assert 1_303_889 * (advised - 0.77244) >= 200_007
+    assert advice.status is Status.AT_RISK
+    if seen > 1:
+        assert advised == 0.926
+        assert advice.probability is not None
+        assert advice.probability.memory == pytest.approx(0.84, abs=0.01)
+
+
+def test_a_cold_start_is_advised_from_config_and_card() -> None:
+    """Before any start, config, card and checkpoint size give advice that names config as all that it stands on."""
+    facts = {**KIMI.facts, "total_size": 554 * 2**30}
+    flags = {"tp_size": 8, "speculative_algorithm": None, "max_running_requests": 8}
+    fit = cold_fit(
+        hardware=RTX_PRO, model=replace(KIMI, facts=facts), engine=Engine(name=EngineName.SGLANG), flags=flags
+    )
+    advice = recommend(fit, Question(target_tokens=50_000))
+    assert advice.status in (Status.OK, Status.AT_RISK)
+    assert advice.basis.kind is BasisKind.CONFIG_ONLY
+    assert all(change.from_value is None for change in advice.changes)
+    assert "no start of this deployment was posted" in advice.explanation

@@ -37,11 +37,14 @@ def recommend(fit: YieldModel, question: Question) -> Advice:
     case = make_case(fit, question)
     flags = starting_flags(case)
     solution = solve(case, case.under(flags))
-    if solution is None:
-        return _not_enough(case, flags)
-    status = _status(solution, question)
+    return _not_enough(case, flags) if solution is None else _answer(case, solution)
+
+
+def _answer(case: Case, solution: Solution) -> Advice:
+    status = _status(solution, case.question)
+    starts = case.fit.starts
     changes = tuple(_changes(case, solution))
-    seconds = verification_seconds(question.target_tokens, fit.starts)
+    seconds = verification_seconds(case.question.target_tokens, starts)
     infeasible = status is Status.INFEASIBLE
     advised = _stated(case, solution.flags, changes)
     return Advice(
@@ -53,14 +56,14 @@ def recommend(fit: YieldModel, question: Question) -> Advice:
         prediction=_prediction(case, solution),
         probability=_probability(solution),
         window=_window(case, solution),
-        restarts=None if infeasible else restart_plan(solution.joint or 0.0, fit.starts, is_needed=bool(changes)),
+        restarts=None if infeasible else restart_plan(solution.joint or 0.0, starts, is_needed=bool(changes)),
         verification_seconds=seconds,
         basis=_basis(case),
         alternatives=levers(case, solution),
         warnings=cautions(case, solution, changes),
         explanation=explain(case, solution, status, seconds),
         binding_constraint=solution.binding,
-        model_name=fit.capacity.model.name,
+        model_name=case.fit.capacity.model.name,
     )
 
 

@@ -78,10 +78,15 @@ def _unmoved(starts: Sequence[Observation], name: str) -> str:
 
 
 def _nothing_changes(case: Case, changes: Sequence[Change]) -> Iterator[Caution]:
-    if case.fit.running is not None and not changes:
-        yield Caution(
-            code="flags_equal_running", detail="These are the flags of the running start: there is nothing to restart."
-        )
+    running = case.fit.running
+    if running is None:
+        return
+    if not changes:
+        detail = "These are the flags of the running start: there is nothing to restart."
+        yield Caution(code="flags_equal_running", detail=detail)
+    elif case.held and all(running.flags.get(key, ...) == value for key, value in case.held.items()):
+        detail = f"The flags given ({', '.join(case.held)}) are the running ones: giving them changes nothing."
+        yield Caution(code="flags_equal_running", detail=detail)
 
 
 def _never_verified(case: Case, solution: Solution) -> Iterator[Caution]:

@@ -9,8 +9,10 @@ from kvyield_server.domain.answers import Lever
 from kvyield_server.domain.demand import SGLANG_RESERVED_TOKENS
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.headroom import LogNormal
+from kvyield_server.domain.model_facts import flat_facts
 from kvyield_server.domain.observation import Flags, Scalar
 from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.scalars import as_word, first_given, is_on
 from kvyield_server.domain.solution import Case, Solution, Trial, solve
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.token_cost import kv_element_bytes, speculation
@@ -18,6 +20,7 @@ from kvyield_server.domain.window import HIGHEST_STEP, Need, fraction_of, memory
 
 _DEFAULT_REQUESTS = 256
 _LEAST_GAIN = 1e-4
+_WEIGHTS_COST = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +40,9 @@ def levers(case: Case, solution: Solution) -> tuple[Lever, ...]:
         gained = joint - (solution.joint or 0.0)
         if lever is not None and (gained > _LEAST_GAIN or lever.gain_tokens > 0 or lever.gain_gib >= 0.05):
             ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
+    if (lighter := _lighter_weights(case, solution)) is not None:
+        gained = max(0.0, lighter.joint - (solution.joint or 0.0))
+        ranked.append((gained / _WEIGHTS_COST, -_WEIGHTS_COST, lighter))
     ranked.sort(key=lambda item: item[:2], reverse=True)
     shorter = _shorter_target(case, solution)
     return (*(lever for _, _, lever in ranked), *((shorter,) if shorter else ()))
@@ -104,6 +110,36 @@ def _evaluated(case: Case, solution: Solution, candidate: _Candidate) -> tuple[L
         cost=candidate.cost,
     )
     return lever, joint
+
+
+def _lighter_weights(case: Case, solution: Solution) -> Lever | None:
+    """Return what 8-bit weights would gain where they are known to be 16-bit: half of them, at once to the pool."""
+    base, spared = case.fit.capacity.base_gib, _spared_gib(case)
+    cost = case.fit.capacity.bytes_per_token
+    if base is None or cost is None or spared is None or case.fraction_flag in case.held:
+        return None
+    step = max(1.0, solution.step - 1000.0 * spared / base.loc)
+    free = solution.trial.free_at(step)
+    return Lever(
+        flags={"quantization": "fp8", case.fraction_flag: round(fraction_of(step), 3)},
+        gain_tokens=round(spared * 2**30 / cost.loc),
+        gain_gib=0.0,
+        joint=round(solution.pool_probability * memory_probability(free, solution.need), 3) if free else 0.0,
+        cost="some accuracy: another checkpoint, or weights made 8-bit at load",
+    )
+
+
+def _spared_gib(case: Case) -> float | None:
+    running = case.fit.running
+    facts = flat_facts(case.fit.capacity.model.facts)
+    wide = as_word(first_given(facts, "torch_dtype", "dtype")) in ("bfloat16", "float16")
+    if running is None or not wide or facts.get("quantization_config") or is_on(running.flags.get("quantization")):
+        return None
+    weights = running.measurements.weights_gib
+    before, after = running.measurements.free_before_load_gib, running.measurements.free_after_load_gib
+    if weights is None and before is not None and after is not None:
+        weights = before - after
+    return 0.5 * weights if weights is not None and weights > 0.0 else None
 
 
 def _unheld(case: Case) -> Case:
