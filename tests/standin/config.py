@@ -59,8 +59,8 @@ class Config:
     need_base_gib: float = 0.8
     need_gib_per_token: float = 8e-6
 
-    prefill_tokens_per_second: float = 4_000_000.0
-    decode_seconds_per_token: float = 0.001
+    prefill_tokens_per_second: float = 500_000.0
+    decode_seconds_per_token: float = 0.005
     startup_seconds: float = 360.0
     api_key: str | None = None
     cache_report: bool = True

@@ -13,6 +13,7 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from standin.config import Config, Engine, Faults
 from standin.memory import FreeMemoryFile
@@ -65,7 +66,7 @@ class Standin:
 
 
 def start(
-    engine: Engine = "sglang", *, faults: Faults | None = None, log_path: Path | None = None, **settings: object
+    engine: Engine = "sglang", *, faults: Faults | None = None, log_path: Path | None = None, **settings: Any
 ) -> Standin:
     """Starts a stand-in of ``engine`` and waits until it is ready, or until it refused to start.
 
@@ -77,7 +78,7 @@ def start(
         "openai": {"speculative_algorithm": None},
     }
     chosen = {**defaults.get(engine, {}), **settings}
-    config = Config(engine=engine, faults=faults or Faults(), **chosen)  # type: ignore[arg-type]  # Config checks the names
+    config = Config(engine=engine, faults=faults or Faults(), **chosen)
     folder = tempfile.TemporaryDirectory(prefix="kvyield-standin-")
     free_path = Path(folder.name) / "free"
     free = FreeMemoryFile(free_path, config.tp_size)

@@ -15,6 +15,7 @@ SENTENCE_WORDS = 12
 PARAGRAPH_SENTENCES = 10
 TOLERANCE = 0.005
 MAX_COUNTS = 8
+MAX_PADDING = 16
 
 _PLACES = (
     "stone mill",
@@ -42,10 +43,11 @@ class Prompt:
     words: int
 
 
-def build_prompt(words: int, seed: int) -> Prompt:
-    """A prompt with ``words`` words of filler. The same seed gives the same text; a longer one only adds words.
+def build_prompt(words: int, seed: int, *, padding: int = 0) -> Prompt:
+    """A prompt with ``words`` words of filler, and ``padding`` short words after them.
 
-    It begins with words drawn from the seed, so that two seeds share no prefix, and holds one number, in one fact.
+    The same seed gives the same text; a longer one only adds words. It begins with words drawn from the seed, so that
+    two seeds share no prefix, and holds one number, in one fact.
     """
     rng = Random(seed)  # noqa: S311 - a text that can be made again, not a secret
     prefix = " ".join(rng.choice(VOCABULARY) for _ in range(PREFIX_WORDS)).capitalize()
@@ -53,9 +55,10 @@ def build_prompt(words: int, seed: int) -> Prompt:
     fact = f"The pass number of the {place} is {expected}."
     sentences = list(_sentences(words, rng))
     sentences.insert(int(depth * (len(sentences) + 1)), fact)
+    body = _paragraphs(sentences) + " so" * padding
     text = (
         f"{prefix}.\n\nRead these notes with care. One of them gives a pass number, and you will be asked for it.\n\n"
-        f"{_paragraphs(sentences)}\n\nQuestion: What is the pass number of the {place}? Reply with the number alone.\n"
+        f"{body}\n\nQuestion: What is the pass number of the {place}? Reply with the number alone.\n"
         f"Answer: The pass number of the {place} is"
     )
     return Prompt(text, fact, expected, depth, words)
@@ -67,25 +70,34 @@ def is_answered(prompt: Prompt, received: str) -> bool:
 
 
 def fit_prompt(tokens: int, seed: int, count: Count, words: int | None = None) -> tuple[Prompt, int]:
-    """The longest prompt found of at most ``tokens`` tokens, and its count; at most 8 counts are asked for.
+    """A prompt of ``tokens`` tokens, or of a few less where that cannot be hit, and its count by the engine.
 
-    ``words`` is a first guess, from another seed say. Raises ValueError when not even the frame fits.
+    ``words`` is a first guess, from another seed say; at most 9 counts are asked for. Raises ValueError when not even
+    the frame fits.
     """
     guess = Rate().words(tokens) if words is None else words
     best: tuple[Prompt, int] | None = None
     tried: set[int] = set()
-    for _ in range(MAX_COUNTS):
+    while guess not in tried and len(tried) < MAX_COUNTS:
         prompt = build_prompt(guess, seed)
         counted = count(prompt.text)
         tried.add(guess)
         if counted <= tokens and (best is None or counted > best[1]):
             best = (prompt, counted)
         guess = _next_guess(guess, counted, tokens)
-        if guess in tried or _close(best, tokens, exact=words is None):
-            break
     if best is None:
         raise ValueError(f"{tokens} tokens are too few for a verification prompt")
-    return best
+    return _padded(best, tokens, seed, count)
+
+
+def _padded(best: tuple[Prompt, int], tokens: int, seed: int, count: Count) -> tuple[Prompt, int]:
+    """Fills up the last few tokens with a word that is one token almost everywhere."""
+    missing = tokens - best[1]
+    if not 0 < missing <= MAX_PADDING:
+        return best
+    padded = build_prompt(best[0].words, seed, padding=missing)
+    counted = count(padded.text)
+    return (padded, counted) if best[1] < counted <= tokens else best
 
 
 @dataclass(frozen=True)
@@ -109,14 +121,10 @@ def is_close(counted: int, tokens: int) -> bool:
     return abs(counted - tokens) <= TOLERANCE * tokens
 
 
-def _close(best: tuple[Prompt, int] | None, tokens: int, *, exact: bool) -> bool:
-    return best is not None and tokens - best[1] <= (0 if exact else TOLERANCE * tokens)
-
-
 def _next_guess(words: int, counted: int, tokens: int) -> int:
     """Moves by what is missing at the rate so far, by one word at least, and never below no filler."""
     missing = tokens - counted
-    step = int(missing / Rate().through(words, counted).tokens_per_word) if words else missing
+    step = int(missing / Rate().through(words, counted).tokens_per_word)
     return max(0, words + (step or (1 if missing > 0 else -1)))
 
 
