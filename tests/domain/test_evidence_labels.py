@@ -10,7 +10,7 @@ import pytest
 from domain.real_starts import KIMI, PRO_6000, case_groups, h200_ladder, h200_starts, observe, worked_case
 from kvyield_server.domain.evidence import Label, Use, classify
 from kvyield_server.domain.fit import PairEvidence, fit_pair
-from kvyield_server.domain.observation import Engine, EngineName, Failure, Observation, Outcome
+from kvyield_server.domain.observation import Engine, EngineName, Failure, Observation, Outcome, Phase
 
 # Left out, since nothing that was posted shows it: the GLM-5.1 pairs that switched MTP along with the fraction without
 # saying so, and second servers on a card whose free memory was not logged.
@@ -180,3 +180,35 @@ def test_a_refusal_that_names_the_least_fraction_places_the_zero_crossing() -> N
     zero = fit.capacity.zero_fraction
     assert zero is not None
     assert zero.loc == pytest.approx(0.7724)
+
+
+def test_starts_after_a_lasting_change_are_fitted_by_themselves() -> None:
+    """Of three old starts and three newer ones on another line, the newer ones answer; the old are set aside."""
+    old = [kimi(i, f, round(1_303_889 * (f - 0.77244))) for i, f in enumerate((0.85, 0.88, 0.92))]
+    new = [kimi(9 + i, f, round(1_303_889 * (f - 0.79))) for i, f in enumerate((0.86, 0.9, 0.93))]
+    (fit,) = fit_pair(PairEvidence((*old, *new))).deployments
+    assert Label.DRIFT in fit.summary.labels
+    assert Label.CONFOUNDED not in fit.summary.labels
+    assert set(fit.summary.basis.observation_ids) == {start.id for start in new}
+    estimate = fit.predict({"mem_fraction_static": 0.95}).pool_tokens
+    assert estimate is not None
+    assert estimate.median == pytest.approx(1_303_889 * 0.16, abs=3)
+
+
+def test_a_refusal_without_figures_raises_a_cold_zero_crossing() -> None:
+    """Refused at 0.80 for want of a pool, the line cannot cross zero below, and the doubt shrinks."""
+    facts = {**KIMI.facts, "checkpoint_bytes": 554 * 2**30}
+    refused = replace(
+        kimi(1, 0.80, 1),
+        outcome=Outcome.REFUSED,
+        model=replace(KIMI, facts=facts),
+        measurements=replace(kimi(1, 0.80, 1).measurements, pool_tokens=None),
+    )
+    plain, at_pool = (
+        fit_pair(PairEvidence((replace(refused, failure=Failure(phase=phase)),))).deployments[0].capacity.zero_fraction
+        for phase in (Phase.LOAD, Phase.POOL)
+    )
+    assert plain is not None
+    assert at_pool is not None
+    assert plain.loc < 0.80 <= at_pool.loc
+    assert at_pool.scale < plain.scale

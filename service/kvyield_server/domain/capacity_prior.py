@@ -15,6 +15,7 @@ from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.refusals import raised, refused_up_to
 from kvyield_server.domain.regression import Anchor, SlopePrior
 from kvyield_server.domain.scalars import as_number
 from kvyield_server.domain.token_cost import kv_element_bytes, speculation, token_cost
@@ -235,9 +236,9 @@ def _anchor(
         weights = [anchor.sd**-2 for anchor in logged]
         mean = sum(a.x * w for a, w in zip(logged, weights, strict=True)) / sum(weights)
         return Anchor(mean, min(anchor.sd for anchor in logged))
-    if base is None:
-        return None
-    return _weight_anchor(setting, starts, transfers, base)
+    anchor = None if base is None else _weight_anchor(setting, starts, transfers, base)
+    bound = refused_up_to(starts)
+    return anchor if anchor is None or bound is None else raised(anchor, bound)
 
 
 def _logged_anchor(start: Observation) -> Anchor | None:

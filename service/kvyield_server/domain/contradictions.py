@@ -125,9 +125,14 @@ def _differences(found: Sequence[Evidence]) -> dict[str, list[Scalar]]:
     return {name: given for name, given in values.items() if len({repr(value) for value in given}) > 1}
 
 
+def differing_flag_names(found: Sequence[Evidence]) -> list[str]:
+    """Return the flags, other than the fraction, whose recorded values differ."""
+    return list(_differences(found))
+
+
 def differing_flags(found: Sequence[Evidence]) -> str:
     """Return a phrase that names the flags which differ between starts."""
-    names = list(_differences(found))
+    names = differing_flag_names(found)
     if not names:
         return "no recorded flag differs"
     return "flags that differ: " + ", ".join(names[:8])

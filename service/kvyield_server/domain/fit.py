@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import floor
 from uuid import UUID
 
 from kvyield_server.domain.answers import (
     Basis,
-    BasisKind,
-    Caution,
-    Estimate,
     FitSummary,
     Prediction,
 )
@@ -36,6 +32,7 @@ from kvyield_server.domain.drift import (
     newest_point,
 )
 from kvyield_server.domain.evidence import Label, Use, classify
+from kvyield_server.domain.fit_summary import CHANGED, basis_kind, not_enough, parameters, warnings_of, whole_pages
 from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
 from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
 from kvyield_server.domain.observation import (
@@ -48,16 +45,7 @@ from kvyield_server.domain.observation import (
     Outcome,
 )
 from kvyield_server.domain.pooling import Member, pooled_prior
-from kvyield_server.domain.student import StudentT
-
-_UNIFIED = Caution(
-    code="unified_memory",
-    detail="The GPU shares its memory with the host: equal starts differ by per cents, so every interval is wide.",
-)
-_NEIGHBOUR = Caution(
-    code="neighbour",
-    detail="Something else held memory of the card during a start; figures were rebased on what was free then.",
-)
+from kvyield_server.domain.regime import newest_regime
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +75,7 @@ class DeploymentFit:
         free = self.free_memory.at_ready(asked)
         warnings = self.summary.warnings
         if pool is None:
-            warnings = (*warnings, _not_enough(self.summary))
+            warnings = (*warnings, not_enough(self.summary))
         return Prediction(
             flags=asked,
             pool_tokens=None if pool is None else whole_pages(pool.estimate(), self.capacity.page_tokens),
@@ -150,7 +138,13 @@ def _pooled(group: Group, member: Member, members: Sequence[Member]) -> Deployme
     others = [other for other in members if other is not member]
     prior = pooled_prior(member.prior, member, others) if others else member.prior
     fit = member.fit if prior == member.prior else fit_capacity(member.setting, member.found, prior)
-    return _deployment(group, member.setting, fit, prior, _find_drift(member, prior, others))
+    if Label.CONFOUNDED not in fit.labels:
+        return _deployment(group, member.setting, fit, prior, _find_drift(member, prior, others))
+    regime = newest_regime(member.setting, member.found, prior)
+    if regime is None:
+        return _deployment(group, member.setting, fit, prior, None)
+    since = replace(regime[1], labels=regime[1].labels | {Label.DRIFT}, cautions=(*regime[1].cautions, CHANGED))
+    return _deployment(group, member.setting, since, prior, None)
 
 
 def cold_fit(
@@ -162,17 +156,6 @@ def cold_fit(
     fit = fit_capacity(setting, (), prior)
     key = deployment_key(model, engine, flags, hardware.gpu_count)
     return _deployment(Group(key, ()), setting, fit, prior, None)
-
-
-def whole_pages(estimate: Estimate, page_tokens: int) -> Estimate:
-    """Return an estimate rounded down to whole pages; a pool is never negative."""
-
-    def whole(tokens: float) -> float:
-        return float(max(0, floor(tokens / page_tokens + 1e-9) * page_tokens))
-
-    return Estimate(
-        median=whole(estimate.median), low=whole(estimate.low), high=whole(estimate.high), level=estimate.level
-    )
 
 
 def _merged(observations: Sequence[Observation]) -> tuple[Hardware, Model]:
@@ -229,7 +212,7 @@ def _deployment(
     line = fit.line if drift is None else replace(fit.line, widening_tokens=abs(drift.tokens))
     need = fit_prompt_need(group.starts, setting.model, setting.engine)
     basis = Basis(
-        kind=_basis_kind(fit, prior),
+        kind=basis_kind(fit, prior),
         deployment=deployment_label(group.key),
         observation_ids=tuple(item.start.id for item in fit.evidence if item.use is Use.POINT),
         verified_prompt_tokens=need.verified_prompt_tokens,
@@ -241,11 +224,11 @@ def _deployment(
         deployment_id=group.identifier if group.starts else key_identifier(group.key),
         engine=setting.engine.name,
         engine_version=setting.engine.version,
-        parameters=_parameters(line, free_memory),
+        parameters=parameters(line, free_memory),
         basis=basis,
         evidence=tuple(item.item() for item in fit.evidence),
         labels=tuple(sorted(labels)),
-        warnings=_warnings(fit, labels, drift),
+        warnings=warnings_of(fit, labels, drift),
         last_observed_at=group.newest.observed_at if group.starts else None,
     )
     return DeploymentFit(
@@ -257,46 +240,3 @@ def _deployment(
         prompt_need=need,
         starts=group.starts,
     )
-
-
-def _basis_kind(fit: CapacityFit, prior: CapacityPrior) -> BasisKind:
-    if fit.distinct_fractions > 1:
-        return BasisKind.SEVERAL_STARTS
-    if fit.distinct_fractions == 1:
-        return BasisKind.ONE_START
-    return BasisKind.TRANSFER if prior.is_transferred else BasisKind.CONFIG_ONLY
-
-
-def _parameters(line: CapacityLine, free_memory: FreeMemoryLine) -> dict[str, Estimate]:
-    unit = "tokens" if line.counts_tokens else "gib"
-    free = free_memory.at_ready(line.flags)
-    found: Mapping[str, StudentT | None] = {
-        f"slope_{unit}_per_fraction": line.slope,
-        "zero_fraction": line.zero_fraction,
-        "bytes_per_token": line.bytes_per_token,
-        "base_memory_gib": line.base_gib,
-        "free_at_ready_gib": free,
-    }
-    return {name: value.estimate() for name, value in found.items() if value is not None}
-
-
-def _warnings(fit: CapacityFit, labels: frozenset[Label], drift: Drift | None) -> tuple[Caution, ...]:
-    found = list(fit.cautions)
-    if drift is not None:
-        found.append(drift.caution())
-    if Label.UNIFIED_MEMORY in labels:
-        found.append(_UNIFIED)
-    if Label.NEIGHBOUR in labels:
-        found.append(_NEIGHBOUR)
-    return tuple(found)
-
-
-def _not_enough(summary: FitSummary) -> Caution:
-    if Label.CONFOUNDED in summary.labels:
-        detail = "The starts of this deployment contradict one another; post two that differ in the fraction alone."
-    else:
-        detail = (
-            "Nothing tells how the pool moves with the fraction: post a second start at another fraction, the model's "
-            "config.json facts, or a log with the engine's own memory lines."
-        )
-    return Caution(code="not_enough_evidence", detail=detail)

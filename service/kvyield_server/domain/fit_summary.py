@@ -1,0 +1,88 @@
+"""What people read of a fit: its basis, parameters, warnings, and pools in whole pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import floor
+
+from kvyield_server.domain.answers import BasisKind, Caution, Estimate, FitSummary
+from kvyield_server.domain.capacity import CapacityLine
+from kvyield_server.domain.capacity_fit import CapacityFit
+from kvyield_server.domain.capacity_prior import CapacityPrior
+from kvyield_server.domain.drift import Drift
+from kvyield_server.domain.evidence import Label
+from kvyield_server.domain.free_memory import FreeMemoryLine
+from kvyield_server.domain.student import StudentT
+
+UNIFIED = Caution(
+    code="unified_memory",
+    detail="The GPU shares its memory with the host: equal starts differ by per cents, so every interval is wide.",
+)
+NEIGHBOUR = Caution(
+    code="neighbour",
+    detail="Something else held memory of the card during a start; figures were rebased on what was free then.",
+)
+
+
+CHANGED = Caution(
+    code="drift",
+    detail="Earlier starts lie on another line: something lasting changed. Only the starts since then were fitted.",
+)
+
+
+def whole_pages(estimate: Estimate, page_tokens: int) -> Estimate:
+    """Return an estimate rounded down to whole pages; a pool is never negative."""
+
+    def whole(tokens: float) -> float:
+        return float(max(0, floor(tokens / page_tokens + 1e-9) * page_tokens))
+
+    return Estimate(
+        median=whole(estimate.median), low=whole(estimate.low), high=whole(estimate.high), level=estimate.level
+    )
+
+
+def basis_kind(fit: CapacityFit, prior: CapacityPrior) -> BasisKind:
+    """Return the rung of the cold-start ladder that a fit stands on."""
+    if fit.distinct_fractions > 1:
+        return BasisKind.SEVERAL_STARTS
+    if fit.distinct_fractions == 1:
+        return BasisKind.ONE_START
+    return BasisKind.TRANSFER if prior.is_transferred else BasisKind.CONFIG_ONLY
+
+
+def parameters(line: CapacityLine, free_memory: FreeMemoryLine) -> dict[str, Estimate]:
+    """Return what the line is made of, each with its unit in its name; free memory is at the running flags."""
+    unit = "tokens" if line.counts_tokens else "gib"
+    free = free_memory.at_ready(line.flags)
+    found: Mapping[str, StudentT | None] = {
+        f"slope_{unit}_per_fraction": line.slope,
+        "zero_fraction": line.zero_fraction,
+        "bytes_per_token": line.bytes_per_token,
+        "base_memory_gib": line.base_gib,
+        "free_at_ready_gib": free,
+    }
+    return {name: value.estimate() for name, value in found.items() if value is not None}
+
+
+def warnings_of(fit: CapacityFit, labels: frozenset[Label], drift: Drift | None) -> tuple[Caution, ...]:
+    """Return the warnings of a fit, contradictions first."""
+    found = list(fit.cautions)
+    if drift is not None:
+        found.append(drift.caution())
+    if Label.UNIFIED_MEMORY in labels:
+        found.append(UNIFIED)
+    if Label.NEIGHBOUR in labels:
+        found.append(NEIGHBOUR)
+    return tuple(found)
+
+
+def not_enough(summary: FitSummary) -> Caution:
+    """Return the warning that goes with a null pool, and what to post next."""
+    if Label.CONFOUNDED in summary.labels:
+        detail = "The starts of this deployment contradict one another; post two that differ in the fraction alone."
+    else:
+        detail = (
+            "Nothing tells how the pool moves with the fraction: post a second start at another fraction, the model's "
+            "config.json facts, or a log with the engine's own memory lines."
+        )
+    return Caution(code="not_enough_evidence", detail=detail)
