@@ -153,6 +153,19 @@ def test_references_of_the_document_resolve(document: dict[str, Any]) -> None:
         assert name in document["components"]["schemas"]
 
 
+def test_media_types_are_documented(document: dict[str, Any]) -> None:
+    """Streams, metrics and rendered advice are documented as what they are, and unions allow overlapping types."""
+    expected = {
+        "/export/observations.csv": {"text/csv"},
+        "/export/observations.ndjson": {"application/x-ndjson"},
+        "/metrics": {"text/plain"},
+        "/recommend": {"application/json", "text/plain"},
+    }
+    for path, media in expected.items():
+        assert set(document["paths"][path]["get"]["responses"]["200"]["content"]) == media
+    assert '"oneOf"' not in json.dumps(document)
+
+
 def test_the_document_needs_no_network(document: dict[str, Any]) -> None:
     """Nothing in the document or the index points to another host."""
     assert "http://" not in json.dumps(document)

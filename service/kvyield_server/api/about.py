@@ -6,6 +6,7 @@ from inspect import getdoc
 from typing import Any
 
 from litestar import Request, get
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response import Redirect
 from msgspec import Struct
@@ -13,9 +14,11 @@ from msgspec import Struct
 from kvyield_server import __version__
 from kvyield_server.api.auth import OPEN
 from kvyield_server.api.problems import STATUS_BY_KIND
+from kvyield_server.api.request import MEDIA
 from kvyield_server.errors import KvyieldError, NotFoundError
 
 PAGES = "/ui"
+TO_PAGES = {302: ResponseSpec(None, description="A browser is sent to the pages.")}
 
 
 class IndexOut(Struct, frozen=True, kw_only=True):
@@ -33,7 +36,7 @@ class ProblemKindOut(Struct, frozen=True, kw_only=True):
     meaning: str
 
 
-@get("/", operation_id="index", opt=OPEN)
+@get("/", operation_id="index", opt={MEDIA: ("application/json",)}, responses=TO_PAGES)
 async def index(request: Request[Any, Any, Any]) -> IndexOut | Redirect:
     """Say where things are; a browser is sent to the pages."""
     if "text/html" in request.headers.get("accept", ""):

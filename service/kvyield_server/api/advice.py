@@ -11,7 +11,7 @@ from uuid6 import uuid7
 
 from kvyield_server.api.auth import ASKS, READS, bound_to
 from kvyield_server.api.problems import raise_faults
-from kvyield_server.api.request import QUERY, query_of
+from kvyield_server.api.request import JSON_OR_TEXT, QUERY, query_of
 from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.domain.answers import Advice
 from kvyield_server.schemas.predictions import PredictionsIn, PredictionsOut, prediction_out, predictions_faults
@@ -50,12 +50,12 @@ async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[Predi
     return await services.read(work)
 
 
-@get("/recommend", operation_id="get_recommend", opt={**ASKS, QUERY: RecommendQuery})
-async def get_recommend(request: Request[Any, Any, Any]) -> Response[AdviceOut] | Response[str]:
+@get("/recommend", operation_id="get_recommend", opt={**ASKS, **JSON_OR_TEXT, QUERY: RecommendQuery})
+async def get_recommend(request: Request[Any, Any, Any]) -> AdviceOut | Response[str]:
     """Answer which memory flags to restart with; ``format`` renders the answer as text to paste."""
     query = query_of(request, RecommendQuery)
     subject, advice = await _advise(services_of(request), query)
-    return _text(advice, query.format) if query.format else Response(advice_out(advice, subject.pair_id))
+    return _text(advice, query.format) if query.format else advice_out(advice, subject.pair_id)
 
 
 @post("/recommendations", operation_id="post_recommendation", opt=ASKS)
@@ -73,11 +73,11 @@ async def post_recommendation(
 @get(
     "/recommendations/{recommendation_id:uuid}",
     operation_id="get_recommendation",
-    opt={**READS, QUERY: FormatQuery},
+    opt={**READS, **JSON_OR_TEXT, QUERY: FormatQuery},
 )
 async def get_recommendation(
     request: Request[Any, Any, Any], recommendation_id: FromPath[UUID]
-) -> Response[RecommendationOut] | Response[str]:
+) -> RecommendationOut | Response[str]:
     """Return a stored answer, and the start that settled it."""
     query, token_id = query_of(request, FormatQuery), bound_to(request)
 
@@ -87,7 +87,7 @@ async def get_recommendation(
         return stored
 
     stored = await services_of(request).read(work)
-    return _text(stored.advice, query.format) if query.format else Response(recommendation_out(stored))
+    return _text(stored.advice, query.format) if query.format else recommendation_out(stored)
 
 
 async def _advise(services: Services, asked: QuestionIn) -> tuple[Subject, Advice]:

@@ -10,7 +10,7 @@ from litestar.response import Stream
 
 from kvyield_server.api.auth import MANAGES
 from kvyield_server.api.pages import where_of
-from kvyield_server.api.request import QUERY, query_of
+from kvyield_server.api.request import MEDIA, QUERY, query_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson
 from kvyield_server.schemas.paging import ExportQuery
@@ -21,14 +21,14 @@ Encode = Callable[[Iterable[StoredObservation]], bytes]
 EXPORTS = {**MANAGES, QUERY: ExportQuery}
 
 
-@get("/export/observations.ndjson", operation_id="export_ndjson", opt=EXPORTS)
+@get("/export/observations.ndjson", operation_id="export_ndjson", opt={**EXPORTS, MEDIA: ("application/x-ndjson",)})
 async def export_ndjson(request: Request[Any, Any, Any]) -> Stream:
     """Stream observations, newest first, one JSON object a line."""
     where = where_of(query_of(request, ExportQuery))
     return _stream(_chunks(services_of(request), where, ndjson), "application/x-ndjson", "observations.ndjson")
 
 
-@get("/export/observations.csv", operation_id="export_csv", opt=EXPORTS)
+@get("/export/observations.csv", operation_id="export_csv", opt={**EXPORTS, MEDIA: ("text/csv",)})
 async def export_csv(request: Request[Any, Any, Any]) -> Stream:
     """Stream observations, newest first, as a flat table."""
     where = where_of(query_of(request, ExportQuery))

@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from kvyield_server import __version__
 from kvyield_server.api.auth import ASKS, OPEN
+from kvyield_server.api.request import MEDIA
 from kvyield_server.api.services import services_of
 from kvyield_server.errors import MigrationNeededError
 
@@ -52,7 +53,7 @@ async def ready(request: Request[Any, Any, Any]) -> HealthOut:
     return HealthOut(status="ready", version=__version__, queue_depth=storage.queue_depth)
 
 
-@get("/metrics", operation_id="metrics", opt=ASKS)
+@get("/metrics", operation_id="metrics", opt={**ASKS, MEDIA: ("text/plain",)})
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return counters in the Prometheus text format, by route template."""
     services = services_of(request)

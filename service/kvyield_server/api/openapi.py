@@ -12,7 +12,7 @@ from litestar.openapi import OpenAPIConfig
 
 from kvyield_server import __version__
 from kvyield_server.api.auth import ROLES
-from kvyield_server.api.request import QUERY
+from kvyield_server.api.request import MEDIA, QUERY
 from kvyield_server.schemas.observations import ObservationIn
 from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE, Problem
 
@@ -34,7 +34,7 @@ def document(handlers: Sequence[HTTPRouteHandler]) -> dict[str, Any]:
             if isinstance(operation, dict) and "operationId" in operation:
                 _complete(operation, by_id.get(operation["operationId"]))
     _add_components(result, handlers)
-    return result
+    return dict(_any_of(result))
 
 
 def _complete(operation: dict[str, Any], handler: HTTPRouteHandler | None) -> None:
@@ -43,10 +43,26 @@ def _complete(operation: dict[str, Any], handler: HTTPRouteHandler | None) -> No
     operation["responses"]["default"] = {"description": "A problem (RFC 9457).", "content": problem}
     if handler is None:
         return
+    if media := handler.opt.get(MEDIA):
+        operation["responses"]["200"]["content"] = _content(operation["responses"]["200"], media)
     if query := handler.opt.get(QUERY):
         operation["parameters"] = [*operation.get("parameters", []), *_parameters(query)]
     if handler.opt.get(ROLES):
         operation["security"] = [{"bearer": []}, {}]
+
+
+def _any_of(value: Any) -> Any:
+    """Return the document with unions as ``anyOf``: the framework's ``oneOf`` refuses 1, which is whole and a number."""
+    if isinstance(value, dict):
+        return {"anyOf" if name == "oneOf" else name: _any_of(item) for name, item in value.items()}
+    return [_any_of(item) for item in value] if isinstance(value, list) else value
+
+
+def _content(response: dict[str, Any], media: Sequence[str]) -> dict[str, Any]:
+    """Return what an answer holds in each media type: the first documented schema as JSON, text in all others."""
+    schema = response["content"]["application/json"]["schema"]
+    documented = schema.get("oneOf", [schema])[0]
+    return {kind: {"schema": documented if kind == "application/json" else {"type": "string"}} for kind in media}
 
 
 def _parameters(query: type[msgspec.Struct]) -> list[dict[str, Any]]:

@@ -13,6 +13,8 @@ from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode, faults
 
 T = TypeVar("T")
 QUERY = "query"
+MEDIA = "media"
+JSON_OR_TEXT = {MEDIA: ("application/json", "text/plain")}
 
 
 class StrictRequest(Request[Any, Any, Any]):
