@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, func, null, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, null, select, update
 
 from kvyield_server.domain.observation import Observation, Verification
 from kvyield_server.errors import NotFoundError
@@ -27,6 +27,13 @@ from kvyield_server.storage.values import refuse_unstorable
 _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verification.c
 _ALL = select(tables.observation)
 _WITHOUT_LOG = select(*(column for column in _it if column.name != "log_excerpt"), null().label("log_excerpt"))
+_BY_DIGEST = _ALL.where(_it.content_digest == bindparam("content_digest"))
+_SUMMARY = select(_pair.engines, _pair.last_observed_at).where(_pair.id == bindparam("pair_id"))
+_COUNT_ONE = (
+    update(tables.pair)
+    .where(_pair.id == bindparam("pair_id"))
+    .values(observation_count=_pair.observation_count + 1, revision=_pair.revision + 1)
+)
 _EQUALS = ("pair_id", "gpu", "model", "engine", "outcome", "host", "token_id")
 
 
@@ -58,11 +65,10 @@ class SqlObservations:
         self._count(observation, pair_id)
 
     def _count(self, observation: Observation, pair_id: UUID) -> None:
-        query = select(_pair.engines, _pair.last_observed_at).where(_pair.id == pair_id)
-        engines, last_observed_at = self._connection.execute(query).one()
+        engines, last_observed_at = self._connection.execute(_SUMMARY, {"pair_id": pair_id}).one()
         newest = max(observation.observed_at, last_observed_at or observation.observed_at)
         values = {"engines": sorted({*engines, observation.engine.name.value}), "last_observed_at": newest}
-        self._update_pair(pair_id, observation_count=_pair.observation_count + 1, **values)
+        self._connection.execute(_COUNT_ONE, {"pair_id": pair_id, **values})
 
     def _recount(self, pair_id: UUID) -> None:
         live = (_it.pair_id == pair_id, _it.retracted_at.is_(None))
@@ -78,7 +84,7 @@ class SqlObservations:
         return next(iter(self.by_ids([observation_id])), None)
 
     def by_digest(self, content_digest: str) -> StoredObservation | None:
-        return next(iter(self._load(_ALL.where(_it.content_digest == content_digest))), None)
+        return next(iter(self._load(_BY_DIGEST, {"content_digest": content_digest})), None)
 
     def by_ids(self, ids: Sequence[UUID]) -> list[StoredObservation]:
         """Return the observations with these ids, in no order."""
@@ -125,8 +131,8 @@ class SqlObservations:
             raise NotFoundError(f"No observation has the id {observation_id}.")
         return stored
 
-    def _load(self, query: Select[Any]) -> list[StoredObservation]:
-        rows = self._connection.execute(query).mappings().all()
+    def _load(self, query: Select[Any], values: Mapping[str, object] | None = None) -> list[StoredObservation]:
+        rows = self._connection.execute(query, values).mappings().all()
         ids = [row["id"] for row in rows]
         return self._assemble(rows, select(tables.verification).where(_verification.observation_id.in_(ids)))
 

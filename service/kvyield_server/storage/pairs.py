@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, RowMapping, Select, Table, func, or_, select, update
+from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, func, or_, select, update
 
 from kvyield_server.domain.observation import Hardware, Model
 from kvyield_server.errors import NotFoundError
@@ -32,6 +32,10 @@ _PAIRS = select(
     _model.facts,
 ).select_from(_SOURCE)
 
+_NAMED = _PAIRS.where(
+    _hardware.gpu == bindparam("gpu"), _hardware.gpu_count == bindparam("gpu_count"), _model.name == bindparam("model")
+)
+
 
 class SqlPairs:
     def __init__(self, connection: Connection, clock: Callable[[], datetime]) -> None:
@@ -53,8 +57,8 @@ class SqlPairs:
         return self._one(_PAIRS.where(_pair.id == known.id))
 
     def _named(self, gpu: str, gpu_count: int, model: str) -> RowMapping | None:
-        query = _PAIRS.where(_hardware.gpu == gpu, _hardware.gpu_count == gpu_count, _model.name == model)
-        return self._connection.execute(query).mappings().first()
+        names = {"gpu": gpu, "gpu_count": gpu_count, "model": model}
+        return self._connection.execute(_NAMED, names).mappings().first()
 
     def _make(self, hardware: Hardware, model: Model) -> RowMapping:
         row = {
