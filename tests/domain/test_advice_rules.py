@@ -404,3 +404,18 @@ def test_giving_the_running_flags_is_said_to_change_nothing() -> None:
     """Held flags that are the running ones are named as such."""
     advice = recommend(worked(), Question(target_tokens=200_000, flags={"max_running_requests": 8}))
     assert "flags_equal_running" in codes(advice)
+
+
+def test_an_unset_context_length_is_the_models_own() -> None:
+    """Where no context length is set, the model's own is stated, not lowered, and no change; vLLM's may be lowered."""
+    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": 131072})
+    for engine, flags, tokens in (
+        (EngineName.SGLANG, {"mem_fraction_static": 0.7}, 131072),
+        (EngineName.VLLM, {"gpu_memory_utilization": 0.7}, 50_000),
+    ):
+        fit = plain(engine, flags, page=16)
+        served = replace(fit.starts[0], model=model)
+        advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), Question(target_tokens=50_000))
+        name = "context_length" if engine is EngineName.SGLANG else "max_model_len"
+        assert advice.flags[name] == tokens
+        assert (name in {change.flag for change in advice.changes}) == (engine is EngineName.VLLM)

@@ -134,3 +134,15 @@ def test_nothing_is_said_without_a_card() -> None:
         along = worked_line().along
 
     assert fit_free_memory([], Unknown(), worked_starts()[0].model).at_ready(kimi_flags(0.9, 8)) is None
+
+
+def test_unified_memory_is_far_less_sure() -> None:
+    """Where GPU and host share memory, equal starts differ, and free memory is told to a few GiB only."""
+    starts = worked_starts()
+    shared = [replace(each, hardware=replace(each.hardware, unified_memory=True)) for each in starts]
+    sure, unsure = (
+        fit_free_memory(some, worked_line(), starts[0].model).at_ready(kimi_flags(0.93, 8)) for some in (starts, shared)
+    )
+    assert sure is not None
+    assert unsure is not None
+    assert unsure.scale > 5 * sure.scale

@@ -85,8 +85,15 @@ def _changes(case: Case, solution: Solution) -> Iterator[Change]:
     running = case.fit.running.flags if case.fit.running else {}
     for key in advised_keys(case.engine, case.question):
         now, then = solution.flags.get(key), running.get(key)
-        if now != then and key in solution.flags:
+        is_unset_default = then is None and now == _own_default(case, key)
+        if now != then and key in solution.flags and not is_unset_default:
             yield Change(flag=key, from_value=then, to_value=now, reason=_reason(case, solution, key))
+
+
+def _own_default(case: Case, key: str) -> Scalar:
+    """Return what the engine of a running start took for a flag that was not set, where the model's config tells."""
+    is_context = case.fit.running is not None and key == NAMES[case.engine].context
+    return case.fit.free_memory.context_tokens if is_context else None
 
 
 def _reason(case: Case, solution: Solution, key: str) -> str:

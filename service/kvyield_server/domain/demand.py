@@ -38,18 +38,20 @@ def pool_needed(engine: EngineName, question: Question, ranks: int, page_tokens:
     return ceil(needed / page) * page
 
 
-def advised_flags(engine: EngineName, question: Question, running: Flags) -> dict[str, Scalar]:
+def advised_flags(
+    engine: EngineName, question: Question, running: Flags, model_context_tokens: int | None
+) -> dict[str, Scalar]:
     """Return the flags to restart with, fraction apart: the running ones, the asker's, and what the request demands.
 
-    The context length is never lowered below the running one (vLLM's may be: see ``lowered_context``), and there are at
-    least as many running requests as are asked for at once.
+    The context length is never lowered below the running one, which is the model's own where it is unset (vLLM's may
+    be: see ``lowered_context``), and there are at least as many running requests as are asked for at once.
     """
     names = NAMES[engine]
     held = translated(engine, question.flags)
     flags = {**running, **held}
-    context = positive(flags, names.context)
-    if names.context not in held and (context is None or context < context_needed(engine, question)):
-        flags[names.context] = context_needed(engine, question)
+    if names.context not in held:
+        context = positive(flags, names.context) or model_context_tokens or 0
+        flags[names.context] = max(context, context_needed(engine, question))
     requests = positive(flags, names.requests)
     if names.requests not in held and requests is not None and requests < question.concurrent:
         flags[names.requests] = question.concurrent

@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 
 from kvyield_server.domain.belief import Belief, Row
+from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.engine_version import parse_version
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.model_facts import read_shape
@@ -30,6 +31,7 @@ from kvyield_server.domain.token_cost import speculation
 
 _GIB = float(2**30)
 _NOISE_GIB = 0.14
+_UNIFIED_NOISE = 0.02
 _PRIOR_DF = 4.0
 _UNSEEN_CHANGE_GIB = 0.4
 _FIXED_GIB, _FIXED_SD_GIB = 1.35, 2.0
@@ -163,7 +165,7 @@ def _fitted(line: FreeMemoryLine, starts: Sequence[Observation], prior: Belief) 
         along = _along(line, start, known)
         row, value = along.row(fraction), reading[0] - along.known_gib(fraction)
         if reading[1]:
-            points.append((row, value, _NOISE_GIB**2 / (_NOISE_GIB**2 + along.unseen_variance)))
+            points.append((row, value, prior.noise_variance / (prior.noise_variance + along.unseen_variance)))
         else:
             bounds.append((row, value))
     belief = prior
@@ -209,7 +211,13 @@ def _prior(line: FreeMemoryLine, base: StudentT, starts: Sequence[Observation]) 
     request, request_sd = _request_cost(line, starts)
     mean = (-fixed, saved, 0.0, graphs, request)
     sd = (_FIXED_SD_GIB, 0.03, max(base.scale, 1e-3), graphs_sd, request_sd)
-    return Belief.prior(mean, sd, noise_sd=_NOISE_GIB, df=_PRIOR_DF)
+    return Belief.prior(mean, sd, noise_sd=_noise_gib(base, starts), df=_PRIOR_DF)
+
+
+def _noise_gib(base: StudentT, starts: Sequence[Observation]) -> float:
+    """Return the scatter of equal starts: far more where the host's memory is the GPU's."""
+    is_unified = any(has_unified_memory(start.hardware) for start in starts)
+    return max(_NOISE_GIB, _UNIFIED_NOISE * base.loc) if is_unified else _NOISE_GIB
 
 
 def _request_cost(line: FreeMemoryLine, starts: Sequence[Observation]) -> tuple[float, float]:

@@ -170,7 +170,7 @@ def make_case(fit: YieldModel, question: Question) -> Case:
 
 def starting_flags(case: Case) -> dict[str, Scalar]:
     """Return the flags that the advice starts from, fraction apart."""
-    return advised_flags(case.engine, case.question, running_flags(case.fit))
+    return advised_flags(case.engine, case.question, running_flags(case.fit), case.fit.free_memory.context_tokens)
 
 
 def running_flags(fit: YieldModel) -> Flags:
