@@ -213,6 +213,12 @@ def test_other_media_types_are_refused(client: Client, kind: str) -> None:
     assert (answer.status_code, answer.json()["type"]) == (415, "/problems/unsupported_media_type")
 
 
+def test_a_compressed_body_is_refused(client: Client) -> None:
+    """A content coding is not guessed at."""
+    answer = client.post("/observations", content=b"{}", headers={**JSON, "content-encoding": "gzip"})
+    assert answer.status_code == 415
+
+
 def test_a_large_body_is_refused_with_and_without_its_length(client: Client) -> None:
     """20 MB answer 413, announced or not."""
 

@@ -52,7 +52,7 @@ def _complete(operation: dict[str, Any], handler: HTTPRouteHandler | None) -> No
 
 
 def _any_of(value: Any) -> Any:
-    """Return the document with unions as ``anyOf``: the framework's ``oneOf`` refuses 1, which is whole and a number."""
+    """Return the document with unions as ``anyOf``: ``oneOf`` would refuse 1, which is whole and a number."""
     if isinstance(value, dict):
         return {"anyOf" if name == "oneOf" else name: _any_of(item) for name, item in value.items()}
     return [_any_of(item) for item in value] if isinstance(value, list) else value

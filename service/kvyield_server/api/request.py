@@ -27,6 +27,8 @@ class StrictRequest(Request[Any, Any, Any]):
         kind = self.content_type[0].lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
+        if (coding := self.headers.get("content-encoding", "identity")) != "identity":
+            raise UnsupportedMediaError(f"Content-Encoding is {coding}; send the body as it is.")
         body = await self._read()
         if not body:
             raise MalformedError("The request has no body; a JSON object is needed.")
