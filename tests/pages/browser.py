@@ -57,7 +57,8 @@ class Watch:
         context.on("weberror", lambda error: self.faults.append(f"script: {error.error}"))
         context.on("request", lambda request: self._check(request.url))
         context.add_init_script(
-            "addEventListener('securitypolicyviolation', e => console.error('policy: ' + e.violatedDirective + ' ' + e.blockedURI))"
+            "addEventListener('securitypolicyviolation',"
+            " e => console.error('policy: ' + e.violatedDirective + ' ' + e.blockedURI))"
         )
 
     def _note(self, kind: str, text: str) -> None:

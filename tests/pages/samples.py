@@ -15,7 +15,7 @@ FACTS = {
     "qk_rope_head_dim": 64,
     "max_position_embeddings": 262144,
 }
-HOSTILE = "<img src=x onerror=\"alert(1)\">'\"&lt;/script><script>alert(2)</script>\u202egnp.exe"
+HOSTILE = '<img src=x onerror="alert(1)">\'"&lt;/script><script>alert(2)</script>\u202egnp.exe'
 BEGIN = datetime(2026, 5, 30, 20, 0, 23, tzinfo=UTC)
 
 

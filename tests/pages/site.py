@@ -71,7 +71,8 @@ def serving() -> Iterator[Site]:
 def _port(server: uvicorn.Server, thread: threading.Thread) -> int:
     until = time.monotonic() + 20
     while not server.started:
-        assert thread.is_alive() and time.monotonic() < until, "the service did not start"
+        assert thread.is_alive()
+        assert time.monotonic() < until, "the service did not start"
         time.sleep(0.01)
     port: int = server.servers[0].sockets[0].getsockname()[1]
     return port

@@ -1,27 +1,13 @@
 "use strict";
 // The two plots of a pair: pool tokens and free memory against the fraction, on one axis, with the advice over them.
 (() => {
-  const WORDS = new Intl.NumberFormat("en-US");
-  const tokens = (value) => (value == null ? "—" : WORDS.format(Math.round(value)));
-  const gib = (value) => (value == null ? "—" : `${value.toFixed(2).replace("-", "−")} GiB`);
-  const SHAPES = {
-    ready: (c, x, y, r) => { c.arc(x, y, r, 0, 2 * Math.PI); return "fill"; },
-    refused: (c, x, y, r) => { c.rect(x - r, y - r, 2 * r, 2 * r); return "stroke"; },
-    oom_startup: (c, x, y, r) => { c.moveTo(x, y - 1.25 * r); c.lineTo(x + 1.15 * r, y + r); c.lineTo(x - 1.15 * r, y + r); c.closePath(); return "fill"; },
-    oom_runtime: (c, x, y, r) => { c.moveTo(x, y - 1.35 * r); c.lineTo(x + 1.35 * r, y); c.lineTo(x, y + 1.35 * r); c.lineTo(x - 1.35 * r, y); c.closePath(); return "fill"; },
-    failed: (c, x, y, r) => { c.moveTo(x - r, y - r); c.lineTo(x + r, y + r); c.moveTo(x + r, y - r); c.lineTo(x - r, y + r); return "stroke"; },
-  };
-  const COLOURS = { ready: "--accent", refused: "--amber", oom_startup: "--red", oom_runtime: "--plum", failed: "--muted" };
-  const RADIUS = 4.5;
+  const { tokens, gib, colour, ratio, label, rule, stamp, save } = globalThis.kvyieldMarks;
   let plots = [];
   let curve = null;
   let advice = null;
   let line = { fraction: [0, 1], pool: null, free: null };
 
   const read = (id) => { const node = document.getElementById(id); return node ? JSON.parse(node.textContent) : null; };
-  const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const ratio = () => devicePixelRatio || 1;
-
   function xRange() {
     const known = [...line.fraction, ...curve.starts.map((s) => s.fraction)];
     if (advice) known.push(advice.advised, ...(advice.window || []));
@@ -44,19 +30,6 @@
     return { median: between(band.median), low: between(band.low), high: between(band.high) };
   }
 
-  function label(c, text, x, y, ink, align) {
-    const r = ratio();
-    c.font = `${12 * r}px system-ui, sans-serif`;
-    c.textAlign = align || "left";
-    c.textBaseline = "bottom";
-    c.lineWidth = 4 * r;
-    c.strokeStyle = colour("--panel");
-    c.lineJoin = "round";
-    c.strokeText(text, x, y);
-    c.fillStyle = ink;
-    c.fillText(text, x, y);
-  }
-
   function under(u) {
     if (!advice || !advice.window) return;
     const { left, top, width, height } = u.bbox;
@@ -64,18 +37,6 @@
     const to = Math.min(left + width, u.valToPos(advice.window[1], "x", true));
     u.ctx.fillStyle = colour("--window");
     u.ctx.fillRect(from, top, Math.max(to - from, 2 * ratio()), height);
-  }
-
-  function rule(u, from, to, ink, dash, width) {
-    const c = u.ctx, r = ratio();
-    c.beginPath();
-    c.setLineDash(dash.map((d) => d * r));
-    c.lineWidth = width * r;
-    c.strokeStyle = ink;
-    c.moveTo(...from);
-    c.lineTo(...to);
-    c.stroke();
-    c.setLineDash([]);
   }
 
   function vertical(u, fraction, ink, dash, text, row) {
@@ -134,17 +95,6 @@
     const at = place(u, start, which);
     if (!at) return;
     stamp(u.ctx, start.outcome, at[0], at[1]);
-  }
-
-  function stamp(c, outcome, x, y) {
-    const r = ratio(), ink = colour(COLOURS[outcome]);
-    c.beginPath();
-    const how = SHAPES[outcome](c, x, y, RADIUS * r);
-    c.lineWidth = 1.8 * r;
-    c.strokeStyle = how === "fill" ? colour("--panel") : ink;
-    c.fillStyle = how === "fill" ? ink : colour("--panel");
-    if (how === "fill" || outcome === "refused") c.fill();
-    c.stroke();
   }
 
   function nearest(u, left, top, which) {
@@ -236,39 +186,6 @@
     document.documentElement.dataset.plots = String(plots.length);
   }
 
-  function save() {
-    const r = ratio(), width = plots[0].ctx.canvas.width, head = 64 * r, gap = 22 * r;
-    const canvas = Object.assign(document.createElement("canvas"), { width, height: head + plots.reduce((sum, plot) => sum + plot.ctx.canvas.height + gap, 0) });
-    const c = canvas.getContext("2d");
-    c.fillStyle = colour("--panel");
-    c.fillRect(0, 0, canvas.width, canvas.height);
-    c.fillStyle = colour("--ink");
-    c.font = `600 ${15 * r}px system-ui, sans-serif`;
-    c.fillText(document.querySelector("h1").textContent.trim(), 10 * r, 22 * r);
-    c.font = `${12 * r}px system-ui, sans-serif`;
-    c.fillText(document.getElementById("stage").dataset.subject, 10 * r, 42 * r);
-    let y = head;
-    for (const plot of plots) {
-      const name = plot.root.parentElement.previousElementSibling.textContent;
-      c.fillStyle = colour("--ink");
-      c.fillText(name, 10 * r, y + 12 * r);
-      c.drawImage(plot.ctx.canvas, 0, y + gap);
-      y += plot.ctx.canvas.height + gap;
-    }
-    let x = 10 * r + c.measureText("Pool, tokens").width + 28 * r;
-    for (const [outcome, word] of new Map(curve.starts.map((s) => [s.outcome, s.word]))) {
-      stamp(c, outcome, x, head + 8 * r);
-      c.fillStyle = colour("--muted");
-      c.fillText(word, x + 9 * r, head + 12 * r);
-      x += c.measureText(word).width + 32 * r;
-    }
-    canvas.toBlob((blob) => {
-      const link = Object.assign(document.createElement("a"), { href: URL.createObjectURL(blob), download: "kvyield.png" });
-      link.click();
-      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-    });
-  }
-
   function step(node, event) {
     const count = line.fraction.length, jump = { ArrowLeft: -1, ArrowRight: 1, ArrowDown: -1, ArrowUp: 1, PageDown: -10, PageUp: 10, Home: -count, End: count }[event.key];
     if (!jump) return;
@@ -299,7 +216,7 @@
     if (!curve || typeof uPlot === "undefined") return;
     take();
     const stage = document.getElementById("stage");
-    document.getElementById("save").addEventListener("click", save);
+    document.getElementById("save").addEventListener("click", () => save(plots, curve.starts));
     stage.addEventListener("keydown", (event) => step(stage, event));
     new ResizeObserver(() => {
       for (const plot of plots) plot.setSize({ width: plot.root.parentElement.clientWidth, height: plot.height });

@@ -11,7 +11,7 @@ from kvyield_server.pages.views.words import MINUS, UNKNOWN, figure, flag_value,
 from kvyield_server.schemas.observations import ObservationOut
 
 MEASUREMENT_WORDS = {
-    "pool_tokens": "Pool tokens",
+    "pool_tokens": "Pool",
     "free_at_ready_gib": "Free memory at ready",
     "free_at_pool_end_gib": "Free memory at pool end, before graphs",
     "free_before_load_gib": "Free memory before load",
@@ -60,7 +60,7 @@ def compare(first: ObservationOut, second: ObservationOut) -> Comparison:
 def measurement_text(name: str, value: float | None) -> str:
     """Return a measurement with its unit."""
     if name == "pool_tokens":
-        return tokens(value)
+        return UNKNOWN if value is None else f"{tokens(value)} tokens"
     if name == "startup_seconds":
         return UNKNOWN if value is None else f"{figure(value, 1)} s"
     return gib(value)
@@ -93,7 +93,7 @@ def _measured(first: Measurements, second: Measurements) -> tuple[ComparedRow, .
                 name=MEASUREMENT_WORDS[field.name],
                 first=measurement_text(field.name, one),
                 second=measurement_text(field.name, two),
-                change=_change(one, two),
+                change=_with_unit(field.name, _change(one, two)),
                 differs=one != two,
             )
         )
@@ -105,6 +105,11 @@ def _change(one: Scalar, two: Scalar) -> str:
         return ""
     difference = float(two) - float(one)  # type: ignore[arg-type]  # both are numbers
     return f"{'+' if difference > 0 else MINUS}{figure(abs(difference), 4)}"
+
+
+def _with_unit(name: str, change: str) -> str:
+    units = {"pool_tokens": "tokens", "startup_seconds": "s"}
+    return f"{change} {units.get(name, 'GiB')}" if change else ""
 
 
 def _is_number(value: Scalar) -> bool:

@@ -1,0 +1,198 @@
+"""Pages over HTTP without a browser: headers, sessions, forms of other sites, and faults as pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from litestar.testing import TestClient
+
+from kvyield_server.app import create_app
+from kvyield_server.pages.session import safe_next
+from kvyield_server.settings import Settings
+from kvyield_server.storage.memory import MemoryStorage
+from kvyield_server.storage.records import Role
+from kvyield_server.usecases.tokens import new_token
+from pages.samples import MODEL, worked_case
+
+Client = TestClient[Any]
+
+
+@pytest.fixture
+def storage() -> MemoryStorage:
+    return MemoryStorage()
+
+
+@pytest.fixture
+def client(storage: MemoryStorage) -> Iterator[Client]:
+    with TestClient(create_app(Settings(), storage)) as client:
+        client.follow_redirects = False
+        for body in worked_case():
+            assert client.post("/observations", json=body).status_code == 201
+        yield client
+
+
+def token(storage: MemoryStorage, role: Role, days: float = 1) -> str:
+    now = datetime.now(UTC)
+    made, text = new_token("somebody", role, now=now, expires_at=now + timedelta(days=days))
+    storage.write(lambda unit: unit.tokens.add(made)).result()
+    return text
+
+
+def look_again(client: Client) -> None:
+    """Let the service see at once that a token exists; it looks once a second by itself."""
+    client.app.state.gate._looked_at = float("-inf")
+
+
+def pair(storage: MemoryStorage) -> str:
+    with storage.read() as unit:
+        return str(next(name.id for name in unit.pairs.names() if name.model == MODEL))
+
+
+def newest(storage: MemoryStorage) -> str:
+    with storage.read() as unit:
+        stored = next(name.id for name in unit.pairs.names())
+        return str(unit.observations.of_pair(stored)[0].observation.id)
+
+
+@pytest.mark.parametrize("path", ["/ui", "/ui/advice", "/ui/sign-in", "/ui/nothing-here", "/ui/static/kvyield.js"])
+def test_pages_are_locked_down(client: Client, path: str) -> None:
+    """No inline script or style may run, no other site may frame a page, and types are not guessed."""
+    headers = client.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    if path == "/ui/nothing-here":
+        return
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert "frame-ancestors 'none'" in policy
+    assert headers["x-frame-options"] == "DENY"
+
+
+def test_the_front_door_leads_browsers_to_the_pages(client: Client) -> None:
+    """A browser at / comes to the pages; a tool gets JSON."""
+    assert client.get("/", headers={"accept": "text/html,*/*"}).headers["location"] == "/ui"
+    assert client.get("/", headers={"accept": "application/json"}).json()["name"] == "kvyield"
+
+
+def test_pages_are_not_part_of_the_api(client: Client) -> None:
+    """The OpenAPI document lists no page."""
+    assert not [path for path in client.get("/schema/openapi.json").json()["paths"] if path.startswith("/ui")]
+
+
+def test_unknown_things_are_a_page_of_their_own(client: Client, storage: MemoryStorage) -> None:
+    """An unknown id answers 404 as HTML with the request's id; so does a comparison of one start, as 422."""
+    answer = client.get(f"/ui/pairs/{uuid4()}")
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert answer.headers["x-request-id"] in answer.text
+    assert client.get(f"/ui/observations/{uuid4()}").status_code == 404
+    for query in ("", f"?start={newest(storage)}", "?start=x&start=y"):
+        assert client.get(f"/ui/pairs/{pair(storage)}/compare{query}").status_code == 422
+
+
+def test_a_broken_filter_or_page_token_is_said(client: Client, storage: MemoryStorage) -> None:
+    """A filter that cannot be meant is said and hides nothing; a page token that nobody gave is a 422."""
+    history = client.get(f"/ui/pairs/{pair(storage)}/history?outcome=bogus")
+    assert (history.status_code, "No such filter" in history.text) == (200, True)
+    assert client.get("/ui?page_token=bogus").status_code == 422
+    assert client.get(f"/ui/pairs/{pair(storage)}?page_token=bogus").status_code == 422
+
+
+def test_a_faulty_question_is_said_beside_its_field(client: Client, storage: MemoryStorage) -> None:
+    """The fragment of a faulty form is a 422 that links to the field."""
+    answer = client.get(f"/ui/pairs/{pair(storage)}/advice?target_tokens=many")
+    assert answer.status_code == 422
+    assert 'href="#target_tokens"' in answer.text
+
+
+@pytest.mark.parametrize(
+    "headers", [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"}]
+)
+def test_forms_of_other_sites_are_refused(client: Client, storage: MemoryStorage, headers: dict[str, str]) -> None:
+    """Another site cannot retract, keep advice or sign somebody in, even while the service is open."""
+    start = newest(storage)
+    for path, data in (
+        (f"/ui/observations/{start}/retraction", {"reason": "evil"}),
+        (f"/ui/pairs/{pair(storage)}/advice", {"target_tokens": "1000"}),
+        ("/ui/sign-in", {"token": "x"}),
+        ("/ui/sign-out", {}),
+    ):
+        assert client.post(path, data=data, headers=headers).status_code == 403
+    with storage.read() as unit:
+        assert unit.recommendations.page(None, 1).items == ()
+
+
+def test_once_a_token_exists_pages_ask_for_one(client: Client, storage: MemoryStorage) -> None:
+    """Without a session a page leads to the sign-in and back; a fragment tells the script to go there."""
+    token(storage, Role.READ)
+    look_again(client)
+    answer = client.get("/ui/advice?page_token=x")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/ui/sign-in?next=%2Fui%2Fadvice%3Fpage_token%3Dx"
+    swap = client.get("/ui/advice", headers={"hx-request": "true"})
+    assert (swap.status_code, swap.headers["hx-redirect"]) == (200, "/ui/sign-in")
+
+
+def test_the_session_cookie_is_out_of_reach(client: Client, storage: MemoryStorage) -> None:
+    """No script reads the cookie, no other site's form sends it, it ends with its token, and sign-out drops it."""
+    answer = client.post("/ui/sign-in", data={"token": token(storage, Role.READ), "next": "/ui/advice"})
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui/advice")
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert "path=/ui" in cookie
+    assert 86_000 < int(cookie.partition("max-age=")[2].partition(";")[0]) <= 86_400
+    assert client.get("/ui").status_code == 200
+    client.post("/ui/sign-out")
+    client.cookies.clear()
+    look_again(client)
+    assert client.get("/ui").status_code == 303
+
+
+@pytest.mark.parametrize(("role", "status"), [(Role.READ, 403), (Role.ADMIN, 303)])
+def test_only_an_admin_may_retract(client: Client, storage: MemoryStorage, role: Role, status: int) -> None:
+    """A read token sees no retraction form and is refused; an admin's retraction is kept."""
+    start, text = newest(storage), token(storage, role)
+    client.post("/ui/sign-in", data={"token": text})
+    look_again(client)
+    assert ("Retract this start" in client.get(f"/ui/observations/{start}").text) == (role is Role.ADMIN)
+    assert client.post(f"/ui/observations/{start}/retraction", data={"reason": "neighbour"}).status_code == status
+
+
+@pytest.mark.parametrize("reason", ["", "   ", "x" * 201])
+def test_a_retraction_needs_a_reason(client: Client, storage: MemoryStorage, reason: str) -> None:
+    """Without a reason, or with a whole essay, nothing is retracted and the page says what is wanted."""
+    answer = client.post(f"/ui/observations/{newest(storage)}/retraction", data={"reason": reason})
+    assert (answer.status_code, "Say why" in answer.text) == (422, True)
+
+
+@pytest.mark.parametrize(("role", "days", "status"), [(Role.INGEST, 1, 403), (Role.READ, -1, 401), (None, 1, 401)])
+def test_a_token_that_opens_nothing_is_refused(
+    client: Client, storage: MemoryStorage, role: Role | None, days: float, status: int
+) -> None:
+    """A host's token, an expired one and an unknown one do not sign in, and the form says why."""
+    text = token(storage, role, days) if role else "kvy_unknown"
+    answer = client.post("/ui/sign-in", data={"token": text})
+    assert (answer.status_code, "set-cookie" in answer.headers) == (status, False)
+    assert 'role="alert"' in answer.text
+    assert text not in answer.text
+
+
+@pytest.mark.parametrize(
+    ("wanted", "safe"),
+    [
+        ("/ui/advice?x=1", "/ui/advice?x=1"),
+        ("https://evil.example/ui", "/ui"),
+        ("//evil.example/ui", "/ui"),
+        ("/\\evil.example", "/ui"),
+        ("/ui\\..\\evil", "/ui"),
+        ("/observations", "/ui"),
+        (None, "/ui"),
+    ],
+)
+def test_signing_in_leads_to_our_own_pages_only(wanted: str | None, safe: str) -> None:
+    """Where to go after signing in is never another site, however it is spelled."""
+    assert safe_next(wanted) == safe

@@ -1,0 +1,85 @@
+"""The advice in words: what to restart with comes first, and nothing is claimed that the advice does not hold."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from kvyield_server.domain.answers import AdvicePrediction, Status
+from kvyield_server.pages.views.advice import AdviceView, advice_view
+from kvyield_server.pages.views.plot import overlay
+from kvyield_server.schemas.common import EstimateOut
+from kvyield_server.schemas.recommendations import advice_out
+from pages.values import advice, window
+
+PAIR = UUID(int=9)
+
+
+def view(texts: dict[str, str] | None = None, **changes: Any) -> AdviceView:
+    return advice_view(advice_out(advice(**changes), PAIR), target_tokens=200_000, texts=texts or {})
+
+
+def test_the_worked_case_reads_as_it_is() -> None:
+    """Flags, figures with units, intervals and chances of the worked case are all said."""
+    shown = view({"args": "--mem-fraction-static 0.926", "systemd": "[Service]"})
+    pool, free, headroom = shown.figures
+    assert (shown.heading, shown.status_word) == ("Restart with, then verify", "at risk")
+    assert (pool.value, pool.span, pool.chance) == (
+        "200,225 tokens",
+        "200,144 to 200,306",
+        "holds the target: > 99.9 %",
+    )
+    assert (free.value, free.span) == ("5.5 GiB", "5.2 to 5.8")
+    assert (headroom.span, headroom.chance) == ("−2.6 to 4.4", "survives 200,000 tokens: 84 %")
+    assert (shown.restarts, shown.minutes, shown.verification) == ("1.2", "7.2 min", "2 min 33 s")
+    assert [key for key, _, _ in shown.texts] == ["args", "systemd"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "heading"),
+    [
+        ({"status": Status.OK, "window": window(0.92, 0.94)}, "Restart with"),
+        ({"status": Status.OK, "changes": ()}, "Keep the flags that run now"),
+        ({"status": Status.INFEASIBLE, "flags": {}}, "No fraction holds this target"),
+        ({"status": Status.NOT_ENOUGH_EVIDENCE, "flags": {}}, "Not enough evidence for advice"),
+    ],
+)
+def test_each_status_has_its_own_heading(changes: dict[str, Any], heading: str) -> None:
+    """A reader knows from the heading whether to restart, to stay, or that there is no advice."""
+    assert view(**changes).heading == heading
+
+
+def test_an_infeasible_target_names_what_stands_in_the_way() -> None:
+    """The binding constraint is said in plain words."""
+    shown = view(status=Status.INFEASIBLE, binding_constraint="free_memory")
+    assert shown.summary == "What stands in the way: free memory."
+
+
+def test_what_is_not_predicted_is_a_dash() -> None:
+    """Without evidence there are no figures and no chances."""
+    shown = view(status=Status.NOT_ENOUGH_EVIDENCE, prediction=AdvicePrediction(), probability=None, restarts=None)
+    assert [(figure.value, figure.chance) for figure in shown.figures] == [("—", "")] * 3
+    assert (shown.restarts, shown.minutes) == ("—", "")
+
+
+def test_gains_of_levers_have_their_sign() -> None:
+    """A lever says its flags as one would type them, and what it gains with a sign."""
+    (lever,) = view().levers
+    assert (lever.flags, lever.gain_gib, lever.gain_tokens) == ("--max-running-requests 4", "+0.1", "0")
+
+
+def test_the_window_is_named_with_its_flag() -> None:
+    """A window is said with the engine's own flag; an empty one is said to be empty."""
+    assert view(window=window(0.92, 0.9412)).window == "mem_fraction_static 0.92 to 0.941"
+    assert view().window == "empty at this confidence"
+
+
+def test_the_plots_get_what_the_advice_says() -> None:
+    """Target, window, advised and running fraction and the prompt need reach the plots unchanged."""
+    need = EstimateOut(median=3.0, low=1.5, high=6.0, level=0.9)
+    out = advice_out(advice(window=window(0.92, 0.94)), PAIR)
+    drawn = overlay(out, running=0.94, target_tokens=200_000, need=need)
+    assert (drawn["target"], drawn["window"], drawn["advised"]) == (200_000, [0.92, 0.94], 0.926)
+    assert (drawn["running"], drawn["need"]) == (0.94, [1.5, 3.0, 6.0])

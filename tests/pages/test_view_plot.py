@@ -1,0 +1,66 @@
+"""What the plots draw: all lines, and as many starts as a screen can tell apart."""
+
+from __future__ import annotations
+
+from kvyield_server.domain.observation import Measurements, Outcome
+from kvyield_server.pages.views.plot import fractions, line_view, starts_view, thinned
+from kvyield_server.schemas.predictions import prediction_out
+from pages.values import observation, prediction
+
+
+def test_few_starts_are_all_drawn() -> None:
+    """Nothing is thinned out, and nothing is said of it, while all starts fit."""
+    shown = starts_view([observation(number) for number in range(1, 6)], most=5)
+    assert (shown.shown, shown.total, shown.is_thinned) == (5, 5, False)
+
+
+def test_many_starts_are_thinned_to_those_that_look_different() -> None:
+    """Ten thousand starts become at most as many as asked; each fraction and each outcome stays visible."""
+    starts = [
+        observation(
+            number,
+            fraction=round(0.8 + number % 20 / 100, 2),
+            outcome=Outcome.OOM_STARTUP if number % 1000 == 0 else Outcome.READY,
+        )
+        for number in range(1, 10_001)
+    ]
+    shown = starts_view(starts, most=100)
+    assert shown.is_thinned
+    assert shown.shown <= 100
+    assert {item["fraction"] for item in shown.data} == {round(0.8 + step / 100, 2) for step in range(20)}
+    assert shown.outcomes == (Outcome.READY, Outcome.OOM_STARTUP)
+
+
+def test_of_starts_that_look_alike_the_newest_stays() -> None:
+    """A dot leads to the newest start that it stands for."""
+    starts = [observation(number) for number in range(1, 50)]
+    assert [start.id.int for start in thinned(starts, 10)] == [49]
+
+
+def test_the_lines_reach_all_that_must_be_seen() -> None:
+    """The fractions cover the starts, the advised fraction and the window, and stay between 0 and 1."""
+    along = fractions([observation(1, 0.9), observation(2, None)], [0.31, 0.97, None, True], 11)
+    assert (along[0], along[-1], len(along)) == (0.26, 0.999, 11)
+    assert fractions([], [], 3) == [0.45, 0.7, 0.95]
+
+
+def test_the_table_says_what_the_lines_draw() -> None:
+    """Each line of the table holds the plot's own figures, with units; unknown ones are dashes."""
+    view = line_view([(0.9, prediction_out(prediction(100_000, 5.5))), (0.95, prediction_out(prediction(None, None)))])
+    first, second = view.rows
+    assert (first.fraction, first.pool, first.pool_span) == ("0.9", "100,000", "99,000 to 101,000")
+    assert (first.free, first.free_span) == ("5.5 GiB", "5.4 to 5.6")
+    assert (second.pool, second.free) == ("—", "—")
+    assert view.data["pool"]["median"] == [100_000, None]
+
+
+def test_a_line_that_nothing_is_known_of_is_not_drawn() -> None:
+    """Without any estimate there is no band at all."""
+    assert line_view([(0.9, prediction_out(prediction(None, 5.5)))]).data["pool"] is None
+
+
+def test_a_start_without_a_pool_keeps_its_place_on_the_axis() -> None:
+    """A refused start has a fraction and no pool; it is drawn, not dropped."""
+    refused = observation(1, outcome=Outcome.REFUSED, measurements=Measurements())
+    (drawn,) = starts_view([refused]).data
+    assert (drawn["fraction"], drawn["pool"], drawn["word"]) == (0.9, None, "refused")

@@ -1,0 +1,110 @@
+"""Rows, comparisons and the page of one start, from starts made by hand."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from kvyield_server.domain.observation import Failure, Measurements, Outcome, Phase, Verification
+from kvyield_server.pages.views.comparison import compare
+from kvyield_server.pages.views.observation import memory_steps, observation_view
+from kvyield_server.pages.views.pairs import alerts_of, labels_of, memory_text, pair_row
+from kvyield_server.pages.views.starts import note_of, start_row, verification_text
+from kvyield_server.schemas.pairs import fit_out, pair_out
+from kvyield_server.storage.records import Pair
+from pages.values import HARDWARE, NOON, kept, observation, summary
+
+PASSED = Verification(prompt_tokens=60_010, passed=True, elapsed_seconds=45.9, lowest_free_gib=2.7, free_before_gib=5.4)
+FAILED = Verification(prompt_tokens=180_000, passed=False, answer_expected="heron", answer_received="crane")
+
+
+def test_a_row_holds_what_a_person_looks_for() -> None:
+    """Fraction, pool, free memory, requests, context and start-up time are on one line."""
+    row = start_row(kept(observation()))
+    assert (row.fraction, row.pool_tokens, row.free_at_ready, row.requests) == ("0.9", "100,000", "5.5", "8")
+    assert (row.context, row.startup_minutes, row.engine, row.note) == ("200,000", "6", "SGLang 0.5.12", "")
+
+
+def test_verifications_are_summed_up() -> None:
+    """The longest prompt that passed is named, and how many failed."""
+    assert verification_text([PASSED, FAILED]) == "60,010 passed, 1 failed"
+    assert verification_text([]) == "—"
+    assert start_row(kept(observation(verifications=(PASSED, FAILED)))).has_passed is False
+
+
+def test_a_note_says_what_the_figures_do_not() -> None:
+    """A retraction's reason, the deadly prompt, or the engine's own words are shown, in that order."""
+    failure = Failure(phase=Phase.SERVING, message="CUDA out of memory", prompt_tokens=180_000)
+    dead = observation(outcome=Outcome.OOM_RUNTIME, failure=failure)
+    assert note_of(kept(dead)) == "Died on a prompt of 180,000 tokens"
+    assert note_of(kept(dead, retracted_at=NOON, retraction_reason="neighbour")) == "Retracted: neighbour"
+    assert note_of(kept(observation(failure=Failure(phase=Phase.GRAPH_CAPTURE)))) == "Failed in phase graph capture"
+
+
+def test_a_comparison_puts_first_what_differs() -> None:
+    """Only flags that differ are in the first table; measured changes have their sign and unit."""
+    second = observation(2, 0.94, 218_484, measurements=Measurements(pool_tokens=218_484, free_at_ready_gib=4.2))
+    found = compare(kept(observation(1, 0.92)), kept(second))
+    assert [(row.name, row.first, row.second, row.change) for row in found.differing] == [
+        ("mem_fraction_static", "0.92", "0.94", "+0.02")
+    ]
+    assert {row.name for row in found.same} == {"context_length", "max_running_requests"}
+    assert [row.change for row in found.measured] == ["+118,484 tokens", "−1.3 GiB", ""]
+
+
+def test_a_flag_that_one_start_does_not_know_differs() -> None:
+    """Unknown is not off: a flag that is missing on one side is said to be not known."""
+    found = compare(kept(observation(flags={"a": None})), kept(observation(2, flags={})))
+    assert [(row.first, row.second) for row in found.differing] == [("off", "not known")]
+
+
+def test_the_page_of_a_start_says_where_values_come_from() -> None:
+    """Source, use in the fit and its reason are told."""
+    view = observation_view(kept(observation(source="log")), [fit_out(summary())])
+    assert (view.source, view.fit_use, view.fit_reason) == (
+        "the engine's log",
+        "a point on the line",
+        "a start that became ready",
+    )
+    gone = observation_view(kept(observation(), retracted_at=NOON, retraction_reason="x"), [fit_out(summary())])
+    assert gone.fit_use == "left out"
+
+
+def test_free_memory_is_drawn_through_the_start() -> None:
+    """Bars run from before load to the lowest point of each prompt, in proportion; one figure alone draws nothing."""
+    measured = Measurements(free_before_load_gib=90.0, free_at_ready_gib=4.5)
+    steps = memory_steps(measured, (PASSED,))
+    assert [step.gib for step in steps] == ["90 GiB", "4.5 GiB", "5.4 GiB", "2.7 GiB"]
+    assert [step.share for step in steps] == [100.0, 5.0, 6.0, 3.0]
+    assert memory_steps(Measurements(free_at_ready_gib=4.5), ()) == ()
+
+
+def test_a_wrong_answer_is_shown_beside_the_right_one() -> None:
+    """The expected answer is only said where the received one differs."""
+    view = observation_view(kept(observation(verifications=(PASSED, FAILED))), [])
+    assert [row.answer for row in view.verifications] == ["—", "crane (expected heron)"]
+    assert view.verifications[0].prompt_need == "2.8 GiB"
+
+
+def test_a_failure_is_told_as_far_as_it_is_known() -> None:
+    """Only known facts of a failure are listed, the phase always."""
+    failure = Failure(phase=Phase.POOL, minimum_fraction=0.77)
+    view = observation_view(kept(observation(outcome=Outcome.REFUSED, failure=failure)), [])
+    assert view.failure == (("Phase", "pool"), ("Smallest fraction, as the engine said", "0.77"))
+
+
+def test_a_pair_shouts_only_what_someone_should_look_at() -> None:
+    """Drift comes first, each label once; what the count of failures says already is left out."""
+    fits = [fit_out(summary(labels=("confounded", "oom_startup"))), fit_out(summary(labels=("drift", "capped")))]
+    assert alerts_of(fits) == ("drift", "confounded")
+    assert labels_of(fits[1]) == (("drift", True), ("capped", False))
+    assert labels_of(fits[0]) == (("confounded", True),)
+
+
+def test_a_pair_without_a_start_left_is_still_listed() -> None:
+    """A pair whose starts are all retracted shows dashes, not an error."""
+    pair = Pair(id=UUID(int=9), hardware=HARDWARE, model=observation().model, created_at=NOON)
+    row = pair_row(pair_out(pair), None, [], 0)
+    assert (row.pool_tokens, row.last_outcome, row.starts) == ("—", None, "0 starts")
+    full = pair_row(pair_out(pair), kept(observation()), [fit_out(summary())], 2)
+    assert (full.hardware, full.fraction, full.failures) == ("8 × NVIDIA H200", "0.9", "2 failures")
+    assert memory_text(HARDWARE) == "139.72 GiB per GPU"
