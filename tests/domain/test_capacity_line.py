@@ -127,6 +127,22 @@ def one_start_errors(ladder: Sequence[Observation]) -> tuple[list[float], list[b
     return errors, inside
 
 
+def test_one_public_start_with_its_kv_memory_predicts_the_others() -> None:
+    """On a card that is known by its size alone, one logged K gives the others to 0.1 % at the median, 2 % at worst."""
+    starts = [s for s in case_groups()["vllm|A10-24Q|Qwen3-0.6B"] if s.measurements.kv_cache_gib is not None]
+    errors = []
+    for start in starts:
+        line = fit([start])
+        for other in starts:
+            estimate, truth = line.predict(other.flags).kv_cache_gib, other.measurements.kv_cache_gib
+            assert estimate is not None
+            assert truth is not None
+            assert holds(estimate, truth)
+            errors.append(abs(estimate.median / truth - 1.0))
+    assert median(errors) <= 0.001
+    assert max(errors) <= 0.02
+
+
 @pytest.mark.parametrize("name", LINEAR_CASES)
 def test_public_groups_predict_the_start_left_out(name: str) -> None:
     """Fit on any two of three or more real fractions, every other pool is met within 0.5 % or one page."""

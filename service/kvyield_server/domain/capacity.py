@@ -32,7 +32,6 @@ from kvyield_server.domain.token_cost import TokenCost, token_cost
 GIB = float(2**30)
 DISCRETE_NOISE = 0.0002
 SHARED_NOISE = 0.02
-STATED_SD_GIB = 0.005
 
 SHIFT_SD_GIB: Mapping[str, float] = {
     "version": 1.0,
@@ -70,9 +69,6 @@ class Ratio:
     value: float
     relative_sd: float
 
-    def student(self) -> StudentT:
-        return StudentT(self.value, abs(self.value) * self.relative_sd, inf)
-
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityLine:
@@ -93,7 +89,6 @@ class CapacityLine:
     base: MemoryFigure | None
     page_tokens: int
     noise: Noise
-    largest_fraction: float = 1.0
     widening_tokens: float = 0.0
 
     def pool(self, flags: Flags) -> StudentT | None:

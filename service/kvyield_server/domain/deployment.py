@@ -76,7 +76,6 @@ _REQUEST_FIELDS = {
     EngineName.SGLANG: {"running_requests": ("max_running_requests",)},
     EngineName.VLLM: {"length": ("max_model_len",)},
 }
-SLOPE_FIELDS = frozenset({"tp", "pp", "dp", "dp_attention", "dcp", "kv_dtype", "speculation", "draft", "page"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,8 +259,3 @@ _DESCRIPTIONS: Sequence[tuple[str, Callable[[str | None], str | None]]] = (
     ("sequences", _sized("sequences")),
     ("eager", lambda value: "eager" if value == "on" else None),
 )
-
-
-def release_of(key: Key) -> tuple[int, int, int, int] | None:
-    """Return the engine release that a key names, or None."""
-    return parse_version(key.get("version"))

@@ -167,33 +167,40 @@ def _solve(
     spread = float(precision @ (off * off)) if points.span > SAME_ABSCISSA else 0.0
     data = Covariance(float(precision.sum()), 0.0, spread)
     prior, pull = _prior_terms(own, slope, anchor)
-    level_p, cross_p, slope_p = data.level + prior.level, prior.cross, data.slope + prior.slope
-    determinant = level_p * slope_p - cross_p**2
-    has_slope = slope_p > 0.0 and determinant > 1e-12 * level_p * slope_p
-    if has_slope:
-        inverse = Covariance(slope_p / determinant, -cross_p / determinant, level_p / determinant)
-    else:
-        inverse = Covariance(1.0 / level_p, 0.0, 0.0)
-    right = (pull[0] + data.level * own.level, pull[1] + data.slope * own.slope)
-    believed = Line(
-        own.center,
-        inverse.level * right[0] + inverse.cross * right[1],
-        inverse.cross * right[0] + inverse.slope * right[1],
-    )
-    pinned = prefers_points and points.span >= DATA_SPAN
-    line = own if pinned else believed
+    inverse, has_slope = _inverse(data, prior)
+    believed = _believed(own, inverse, data, pull)
+    line = own if prefers_points and points.span >= DATA_SPAN else believed
     residual_z = (points.y - line.level - line.slope * off) / points.sd
     tau2, df = _noise(residual_z, weights, believed, slope, anchor, has_slope=has_slope)
     return LinePosterior(
-        line,
-        believed,
-        _sandwich(inverse, data),
-        _sandwich(inverse, prior),
-        tau2,
-        df,
-        has_slope,
-        weights,
-        residual_z,
+        line=line,
+        believed=believed,
+        from_points=_sandwich(inverse, data),
+        from_prior=_sandwich(inverse, prior),
+        tau2=tau2,
+        df=df,
+        has_slope=has_slope,
+        weights=weights,
+        residual_z=residual_z,
+    )
+
+
+def _inverse(data: Covariance, prior: Covariance) -> tuple[Covariance, bool]:
+    """Return the covariance of level and slope, and whether anything tells the slope."""
+    level, cross, slope = data.level + prior.level, prior.cross, data.slope + prior.slope
+    determinant = level * slope - cross**2
+    if slope > 0.0 and determinant > 1e-12 * level * slope:
+        return Covariance(slope / determinant, -cross / determinant, level / determinant), True
+    return Covariance(1.0 / level, 0.0, 0.0), False
+
+
+def _believed(own: Line, inverse: Covariance, data: Covariance, pull: tuple[float, float]) -> Line:
+    """Return the line that data and prior give together."""
+    level, slope = pull[0] + data.level * own.level, pull[1] + data.slope * own.slope
+    return Line(
+        own.center,
+        inverse.level * level + inverse.cross * slope,
+        inverse.cross * level + inverse.slope * slope,
     )
 
 
