@@ -110,3 +110,10 @@ def test_an_unknown_engine_is_named():
     """Asking for an engine that is not known raises and lists those that are."""
     with pytest.raises(ValueError, match="sglang, vllm, tensorrt-llm, lmdeploy"):
         list(read_starts([], engine="llama.cpp"))
+
+
+def test_arguments_that_two_processes_print_are_one_start():
+    """The same arguments line twice before anything else is one start; after a failure it is the next one."""
+    args, *rest = start(0.9, 1000)
+    assert seen([args, args, *rest]) == [(0.9, "ready", 1000)]
+    assert [outcome for _, outcome, _ in seen([args, "ValueError: no such model", args, *rest])] == ["failed", "ready"]

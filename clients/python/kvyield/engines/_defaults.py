@@ -9,20 +9,24 @@ import re
 
 from kvyield.engines._start import Scalar
 
-_VLLM: dict[str, tuple[tuple[tuple[int, int, int], tuple[int, int, int], Scalar], ...]] = {
-    "gpu_memory_utilization": (((0, 1, 0), (0, 9, 2), 0.9), ((0, 20, 0), (0, 33, 999), 0.92)),
-}
+_Version = tuple[int, int, int]
+_NEWEST: _Version = (0, 33, 999)
+_VLLM: tuple[tuple[str, _Version, _Version, Scalar], ...] = (
+    ("gpu_memory_utilization", (0, 1, 0), (0, 9, 2), 0.9),
+    ("gpu_memory_utilization", (0, 20, 0), _NEWEST, 0.92),
+    ("num_gpu_blocks_override", (0, 4, 1), _NEWEST, None),
+    ("kv_cache_memory_bytes", (0, 20, 0), _NEWEST, None),
+    ("cpu_offload_gb", (0, 9, 2), _NEWEST, 0),
+    ("enable_lora", (0, 9, 2), _NEWEST, False),
+)
 
 
-def vllm_default(flag: str, version: str) -> Scalar:
-    """vLLM's default of ``flag`` in ``version``; None when it is not known."""
+def vllm_defaults(version: str) -> dict[str, Scalar]:
+    """vLLM's own values of flags that were not given, in ``version``; a flag whose default is not known is left out."""
     number = parse_version(version)
     if number is None:
-        return None
-    for first, last, value in _VLLM.get(flag, ()):
-        if first <= number <= last:
-            return value
-    return None
+        return {}
+    return {flag: value for flag, first, last, value in _VLLM if first <= number <= last}
 
 
 def parse_version(text: str) -> tuple[int, int, int] | None:

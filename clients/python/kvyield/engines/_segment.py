@@ -173,6 +173,8 @@ class Segmenter:
                 self._done.append(session)
         while len(stream.sessions) >= MOST_OPEN_A_STREAM:
             self._done.append(stream.sessions.pop(0))
+        for session in stream.sessions:
+            self._unsettled.pop(session.opened, None)
         self._opened += 1
         session = Session(engine, engine.reader(self._surroundings), record.pid, self._opened)
         stream.sessions.append(session)

@@ -29,6 +29,7 @@ _DTYPES = {
     "float8_e4m3fn": "fp8_e4m3",
     "float8_e4m3fnuz": "fp8_e4m3",
     "float8_e5m2": "fp8_e5m2",
+    "float4_e2m1fn_x2": "fp4_e2m1",
     "float8_e5m2fnuz": "fp8_e5m2",
 }
 

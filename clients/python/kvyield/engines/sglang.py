@@ -31,6 +31,7 @@ class SglangReader(StartReader):
         self.final_of: dict[str, str] = {}
         self.last_time: dict[str, datetime] = {}
         self.args: Fields | None = None
+        self.args_text = ""
 
     def belongs(self, record: Record) -> bool:
         """False for arguments after the start-up began, for a new load once ready, for another final count of one rank,
@@ -38,7 +39,7 @@ class SglangReader(StartReader):
         """
         text, rank = record.text[:LONGEST_LINE], lines.rank_of(record.text)
         if lines.ARGS.search(text):
-            return not self.started and self.args is None and not self.settled
+            return not self.started and not self.settled and (self.args is None or self._is_repeated(record))
         if self.settled and lines.BEGINS.search(text):
             return False
         final = lines.FINAL.search(text)
@@ -47,6 +48,10 @@ class SglangReader(StartReader):
         own, last = lines.own_time(text), self.last_time.get(rank)
         went_back = bool(own and last and (last - own).total_seconds() > BACKWARDS_SECONDS)
         return not (went_back and self._pool_known and lines.MINE.search(text))
+
+    def _is_repeated(self, record: Record) -> bool:
+        """True for the same arguments once more, as another process of the same server prints them."""
+        return self.problems.cause is None and record.text.partition("server_args=")[2] == self.args_text
 
     @property
     def _pool_known(self) -> bool:
@@ -74,7 +79,7 @@ class SglangReader(StartReader):
             return False
         at = match.end()
         fields = dict_fields(record.text, at - 1) if match[1] == "{" else call_fields(record.text, at)
-        self.args, self.opened = fields, True
+        self.args, self.opened, self.args_text = fields, True, record.text.partition("server_args=")[2]
         where = f"line {record.number}: server_args"
         for name, value in fields.values.items():
             if name in MEMORY_FLAGS:

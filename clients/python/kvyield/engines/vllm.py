@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvyield.engines import _vllm_lines as lines
-from kvyield.engines._defaults import vllm_default
+from kvyield.engines._defaults import vllm_defaults
 from kvyield.engines._engine import Engine, Role, StartReader, Surroundings, source
 from kvyield.engines._failures import SPECIFIC, Problem
 from kvyield.engines._literals import Fields, Value, call_fields, dict_fields, scalar
@@ -221,7 +221,7 @@ class VllmReader(StartReader):
             self.flag("gpu_memory_utilization", float(free[3]), where)
 
     def conclude(self) -> None:
-        """Sum up the processes, and fill the default fraction where the arguments were read and do not name one."""
+        """Sum up the processes, and fill defaults where all arguments that differ from them were read."""
         block = self.start.flags.get("block_size")
         size = block.value if block and isinstance(block.value, int) and block.value > 0 else None
         for name, value in self.memory.conclude(size).items():
@@ -229,10 +229,10 @@ class VllmReader(StartReader):
                 name, float(str(value.value)) if name != "pool_tokens" else int(str(value.value)), value.source
             )
         version = self.start.facts.get("engine_version")
-        if self.args_known and version and "gpu_memory_utilization" not in self.start.flags:
-            default = vllm_default("gpu_memory_utilization", str(version.value))
-            if default is not None:
-                self.flag("gpu_memory_utilization", default, "default")
+        if self.args_known and version:
+            for name, default in vllm_defaults(str(version.value)).items():
+                if name not in self.start.flags:
+                    self.flag(name, default, "default")
 
 
 def _plain(value: Value) -> Scalar:

@@ -1,0 +1,49 @@
+"""Defaults come from the engine's version, are marked as such, and are not guessed."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvyield.engines import read_starts
+from kvyield.engines._defaults import parse_version, vllm_defaults
+
+
+def start_of(version: str, args: str) -> list[str]:
+    return [
+        f"INFO 11-29 12:00:00 [a.py:1] non-default args: {args}",
+        f"INFO 11-29 12:00:01 [c.py:1] Initializing a V1 LLM engine (v{version}) with config: model='m', max_seq_len=4096",
+        "INFO 11-29 12:00:02 [g.py:1] Available KV cache memory: 10.0 GiB",
+        "INFO 11-29 12:00:02 [g.py:1] GPU KV cache size: 4,096 tokens",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("version", "fraction"),
+    [("0.8.5", 0.9), ("0.9.2", 0.9), ("0.20.0", 0.92), ("0.33.0.post1", 0.92), ("0.33.0rc1", 0.92)],
+)
+def test_a_fraction_that_was_not_given_is_the_versions_own(version, fraction):
+    """vLLM prints the arguments that were given; the fraction that was not is the version's default, and says so."""
+    (start,) = read_starts(start_of(version, "{'model': 'm'}"))
+    assert start.flags["gpu_memory_utilization"].value == fraction
+    assert start.flags["gpu_memory_utilization"].source == "default"
+    (given,) = read_starts(start_of(version, "{'model': 'm', 'gpu_memory_utilization': 0.5}"))
+    assert given.flags["gpu_memory_utilization"].value == 0.5
+    assert given.flags["gpu_memory_utilization"].source.startswith("line 1: args")
+
+
+@pytest.mark.parametrize(
+    ("version", "args"), [("0.12.0", "{'model': 'm'}"), ("dev", "{'model': 'm'}"), ("0.20.0", "{'model': 'm', 'gpu")]
+)
+def test_a_default_that_is_not_known_stays_absent(version, args):
+    """Between versions that were read, without a version, or with arguments cut off, there is no fraction."""
+    (start,) = read_starts(start_of(version, args))
+    assert "gpu_memory_utilization" not in start.flags
+
+
+def test_versions_are_compared_as_numbers():
+    """0.9 comes before 0.20, and a text that is no version has no defaults."""
+    assert parse_version("v0.9.2") == (0, 9, 2)
+    assert parse_version("0.26.0.post1") == (0, 26, 0)
+    assert parse_version("nightly") is None
+    assert vllm_defaults("nightly") == {}
+    assert vllm_defaults("99.0") == {}
