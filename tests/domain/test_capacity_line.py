@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
@@ -18,7 +19,7 @@ from domain.real_starts import (
 )
 from kvyield_server.domain.answers import BasisKind, Estimate
 from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Scalar
+from kvyield_server.domain.observation import FRACTION_FLAG, Model, Observation, Scalar
 
 LINEAR_CASES = (
     "vllm|P150x1|opt-125m",
@@ -193,6 +194,20 @@ def test_fp8_doubles_the_pool_of_the_same_line() -> None:
     assert plain is not None
     assert halved is not None
     assert halved.loc == pytest.approx(plain.loc)
+
+
+@pytest.mark.parametrize(("dtype", "least", "most"), [("fp8_e4m3", 1.5, 2.05), ("nvfp4", 2.9, 4.0), ("auto", 1.0, 1.0)])
+def test_without_a_config_a_smaller_dtype_widens_the_answer(dtype: str, least: float, most: float) -> None:
+    """Where no facts tell a ratio, 8-bit and 4-bit KV are answered with the ratios seen in practice, and widely."""
+    starts = [replace(h200_starts()[f"c6_sgl_q8_f{f}"], model=Model(name="unknown")) for f in (0.5, 0.9)]
+    plain, smaller = (
+        fit(starts).predict({"mem_fraction_static": 0.8, "kv_cache_dtype": word}).pool_tokens
+        for word in ("auto", dtype)
+    )
+    assert plain is not None
+    assert smaller is not None
+    assert least <= smaller.median / plain.median <= most
+    assert (smaller.high - smaller.low > 20 * (plain.high - plain.low)) is (dtype != "auto")
 
 
 def test_a_deployment_borrows_the_slope_of_its_relatives() -> None:

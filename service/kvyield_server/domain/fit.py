@@ -38,6 +38,7 @@ from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
 from kvyield_server.domain.observation import (
     Engine,
     EngineName,
+    Facts,
     Flags,
     Hardware,
     Model,
@@ -160,17 +161,22 @@ def cold_fit(
 
 def _merged(observations: Sequence[Observation]) -> tuple[Hardware, Model]:
     """Return the pair's hardware and model, each attribute as the newest start that gave it did."""
-    ordered = sorted(observations, key=lambda start: (start.observed_at, start.id.int))
-    hardware, facts = ordered[-1].hardware, {}
-    for start in ordered:
-        memory, unified = start.hardware.memory_gib, start.hardware.unified_memory
-        hardware = replace(
-            hardware,
-            memory_gib=hardware.memory_gib if memory is None else memory,
-            unified_memory=hardware.unified_memory if unified is None else unified,
-        )
-        facts.update({name: value for name, value in start.model.facts.items() if value is not None})
-    return hardware, replace(ordered[-1].model, facts=facts)
+    newest_first = sorted(observations, key=lambda start: (start.observed_at, start.id.int), reverse=True)
+    newest = newest_first[0]
+    memory = (start.hardware.memory_gib for start in newest_first)
+    unified = (start.hardware.unified_memory for start in newest_first)
+    hardware = replace(
+        newest.hardware,
+        memory_gib=next((value for value in memory if value is not None), None),
+        unified_memory=next((value for value in unified if value is not None), None),
+    )
+    facts: dict[str, object] = {}
+    seen: Facts | None = None
+    for start in newest_first:
+        if start.model.facts != seen:
+            seen = start.model.facts
+            facts = {**{name: value for name, value in seen.items() if value is not None}, **facts}
+    return hardware, replace(newest.model, facts=facts)
 
 
 def _running(group: Group) -> Observation | None:
