@@ -9,6 +9,11 @@ from kvyield.cli._run import LazyGroup
 
 COMMANDS = {
     "observe": ("kvyield.cli.observe:observe", "Read an engine's log and post what its starts yielded."),
+    "verify": (
+        "kvyield.cli.verify:verify",
+        "Send a long prompt to the running engine and check its answer and memory.",
+    ),
+    "report": ("kvyield.cli.report:report", "Observe, verify and post in one."),
     "import": ("kvyield.cli.importing:import_logs", "Post the starts of old logs, files and folders, in parallel."),
     "recommend": ("kvyield.cli.recommend:recommend", "Ask for the memory flags that hold a prompt of a given length."),
     "predict": ("kvyield.cli.predict:predict", "Ask what given flags would yield."),

@@ -50,7 +50,7 @@ def observe(ctx: click.Context, /, **given: Any) -> None:
     The log may hold any number of starts; one that was posted before is not stored twice.
     """
     settings = settings_of(given["url"], given["token"])
-    reading = _read(given, settings)
+    reading = read_log(given, settings)
     starts = reading.starts[-1:] if given["last"] else reading.starts
     _check(reading, starts)
     if given["as_json"]:
@@ -66,7 +66,8 @@ def observe(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(_conclude(starts, deliveries, given))
 
 
-def _read(given: dict[str, Any], settings: Settings) -> Reading:
+def read_log(given: dict[str, Any], settings: Settings) -> Reading:
+    """Reads what ``given`` names: a log, the engine's endpoints, this host's card. Raises a usage error without any."""
     from kvyield.intake import card_facts, read, read_endpoints_only  # noqa: PLC0415
 
     source = chosen_source(given)
@@ -83,14 +84,12 @@ def _read(given: dict[str, Any], settings: Settings) -> Reading:
 
 
 def engine_getter(url: str, key: str | None) -> Get:
-    """Reads paths of the running engine."""
-    from kvyield._client import open_http  # noqa: PLC0415
-    from kvyield._engine_http import EngineHttp  # noqa: PLC0415
-
-    http = EngineHttp(open_http(url, key))
+    """Reads paths of the running engine, each over a connection of its own, so that none is left open."""
+    from kvyield._engine_http import open_engine  # noqa: PLC0415
 
     def get(path: str) -> tuple[int, bytes]:
-        reply = http.get(path)
+        with open_engine(url, key) as http:
+            reply = http.get(path)
         return reply.status, reply.body
 
     return get

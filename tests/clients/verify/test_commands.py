@@ -1,0 +1,173 @@
+"""``kvyield verify`` and ``kvyield report``: what they print, what they post, how they end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+import standin
+from e2e.running import Server
+from kvyield import Client
+from kvyield.cli import main
+from kvyield.gpu import Card
+from kvyield.spool import Spool
+from kvyield.verify import Server as Engine
+from kvyield.verify import engine_cards, is_on_this_host
+from standin import Faults, Standin
+
+FACTS = ("--gpu", "NVIDIA RTX PRO 6000", "--gpu-memory-gib", "95.59")
+APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
+RUNNER = CliRunner(**APART)
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The real service with an embedded database."""
+    running = Server(tmp_path_factory.mktemp("service"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(service: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A client of the service, which the command line finds by the environment."""
+    monkeypatch.setenv("KVYIELD_URL", service.url)
+    with Client(service.url) as client:
+        yield client
+
+
+@pytest.fixture
+def engine() -> Iterator[Standin]:
+    """An engine whose log holds one start."""
+    with standin.start() as engine:
+        yield engine
+
+
+def run(command: str, engine: Standin, *arguments: str | Path) -> Result:
+    words = [command, "--server", engine.url, "--prompt-tokens", "20000", *map(str, arguments)]
+    return RUNNER.invoke(main, words, obj=engine)
+
+
+def test_verify_prints_a_row_and_ends_well(engine: Standin) -> None:
+    """A person reads the figures in a table, and what happened on the way beside it."""
+    result = run("verify", engine)
+    assert (result.exit_code, "20,000" in result.stdout, "passed" in result.stdout) == (0, True, True)
+    assert "takes prompts up to 199,993 tokens" in result.stderr
+    assert "1 x 20,000 tokens" in result.stderr
+
+
+def test_verify_as_json_is_what_would_be_posted(engine: Standin) -> None:
+    """One verification a line with the wire's names, memory included."""
+    result = run("verify", engine, "--json", "--concurrent", "2")
+    (found,) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (found["passed"], found["concurrent"], found["cached_tokens"] <= 100) == (True, 2, True)
+    assert 0 < found["lowest_free_gib"] < found["free_before_gib"]
+
+
+def test_a_verification_that_fails_has_exit_code_1_and_says_why(engine: Standin) -> None:
+    """The reason is one line, and the table says FAILED."""
+    engine.set_faults(wrong_answer=True)
+    result = run("verify", engine)
+    assert (result.exit_code, "FAILED" in result.stdout) == (1, True)
+    assert "wrong answer" in result.stderr
+
+
+def test_verify_with_the_log_tells_a_run_time_oom(engine: Standin) -> None:
+    """Only what the log says since the command began counts: an old OOM in the same file is another start's."""
+    with engine.log_path.open("a") as log:
+        log.write("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n")
+    engine.set_faults(die_at_tokens=10_000)
+    assert "the start ended as failed" in run("verify", engine, "--log", engine.log_path).stderr
+    with standin.start(faults=Faults(oom_at_tokens=10_000)) as other:
+        assert "the start ended as oom_runtime" in run("verify", other, "--log", other.log_path).stderr
+
+
+def test_verifications_are_added_to_a_stored_observation(engine: Standin, client: Client) -> None:
+    """``--observation`` puts them into the ledger."""
+    stored = run("report", engine, "--log", engine.log_path, *FACTS, "--no-card")
+    assert stored.exit_code == 0, stored.output
+    (observation,) = client.observations(host=None, page_size=1)
+    run("verify", engine, "--observation", str(observation.id))
+    assert len(client.observation(str(observation.id)).verifications) == 2
+
+
+def test_report_adds_to_the_row_that_observe_made(engine: Standin, client: Client) -> None:
+    """A start is one row of the ledger, whether it was observed before, reported, or observed again."""
+    before = len(list(client.observations()))
+    observe = ["observe", "--log", str(engine.log_path), "--server", engine.url, *FACTS]
+    assert RUNNER.invoke(main, observe).exit_code == 0
+    assert run("report", engine, "--log", engine.log_path, *FACTS).exit_code == 0
+    assert RUNNER.invoke(main, observe).exit_code == 0
+    rows = list(client.observations())
+    assert len(rows) == before + 1
+    assert [check.prompt_tokens for check in rows[0].verifications] == [20_000]
+
+
+def test_report_posts_a_start_that_died_as_what_it_became(client: Client) -> None:
+    """A run-time OOM is one observation with that outcome, the prompt that did it, and the failed verification."""
+    with standin.start(faults=Faults(oom_at_tokens=10_000)) as dying:
+        result = run("report", dying, "--log", dying.log_path, *FACTS)
+    assert result.exit_code == 1, result.output
+    row = next(iter(client.observations()))
+    assert (row.outcome, row.measurements.pool_tokens) == ("oom_runtime", 218_484)
+    assert row.failure is not None
+    assert (row.failure.phase, row.failure.prompt_tokens) == ("serving", 20_000)
+    assert [check.passed for check in row.verifications] == [False]
+
+
+def test_report_without_the_service_keeps_all_in_the_spool(
+    engine: Standin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A service that is away is no failure: start and verification wait together, and a note says so."""
+    monkeypatch.setenv("KVYIELD_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("KVYIELD_SPOOL", str(tmp_path / "spool"))
+    result = run("report", engine, "--log", engine.log_path, *FACTS)
+    assert (result.exit_code, "spooled" in result.stderr) == (0, True)
+    (waiting,) = Spool(tmp_path / "spool").items()
+    assert waiting.observation is not None
+    assert [check.passed for check in waiting.observation.verifications] == [True]
+
+
+def test_report_without_a_log_asks_the_engine_alone(engine: Standin) -> None:
+    """The endpoints tell enough of a running start to post it."""
+    result = run("report", engine, "--dry-run", "--json", *FACTS)
+    found = json.loads(result.stdout)
+    assert (found["source"], found["measurements"]["pool_tokens"]) == ("endpoint", 218_484)
+    assert found["verifications"][0]["passed"]
+
+
+def test_an_engine_that_is_not_there_is_one_line() -> None:
+    """No traceback, exit code 1."""
+    words = ["verify", "--server", "http://127.0.0.1:9", "--prompt-tokens", "5000", "--no-card"]
+    result = RUNNER.invoke(main, words)
+    assert (result.exit_code, "Traceback" in result.output) == (1, False)
+
+
+def test_cards_are_the_servers_own() -> None:
+    """A server on cards 2 and 3 is not judged by what another one takes on card 0."""
+    cards = [Card(number, "NVIDIA L4", 22.5, 20.0) for number in range(4)]
+    assert engine_cards(cards, Engine("sglang", "m", gpus=(2, 3))) == cards[2:]
+    assert engine_cards(cards[:2], Engine("sglang", "m", gpus=(2, 3))) == cards[:2]
+    assert engine_cards(cards, Engine("vllm", "m")) == cards
+
+
+@pytest.mark.parametrize(
+    ("url", "own"),
+    [
+        ("http://127.0.0.1:30000", True),
+        ("http://localhost:30000/v1", True),
+        ("http://[::1]:30000", True),
+        ("http://192.0.2.7:30000", False),
+        ("http://no-such-host.invalid", False),
+        ("nonsense", False),
+    ],
+)
+def test_only_a_server_on_this_host_has_its_cards_here(url: str, own: bool) -> None:
+    """The memory of this host's cards says nothing about a server elsewhere."""
+    assert is_on_this_host(url) is own
