@@ -40,7 +40,10 @@ def gib(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"
+    """A probability; what rounds to certainty is shown as nearly so."""
+    if value is None:
+        return "-"
+    return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
 
 
 def span(estimate: _wire.Estimate | None, form: Any = tokens) -> str:

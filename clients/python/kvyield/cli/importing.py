@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kvyield.intake import Reading
 
 WORTH_A_PROCESS_BYTES = 4 * 2**20
-BATCH = 250
+BATCH = 100
 SHOWN_FILES = 40
 
 
@@ -90,7 +90,7 @@ def _with_progress(readings: Iterator[Reading], total: int) -> Iterator[Reading]
 
 def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) -> None:
     waiting: list[tuple[str, _wire.Observation]] = []
-    with client_of(settings) as client:
+    with client_of(settings, total_seconds=120.0) as client:
         for reading in readings:
             waiting += [(reading.name, one) for one in tally.take(reading)]
             while len(waiting) >= BATCH:
@@ -124,6 +124,8 @@ class _Tally:
         count = self._counts.setdefault(reading.name, Counter())
         count["starts"] = len(reading.starts)
         count["unfinished"] = reading.unfinished
+        if not reading.starts and not reading.unfinished and not reading.notes:
+            say(f"kvyield: no engine start in {reading.name} ({reading.lines:,} lines)")
         for note in reading.notes:
             count["unreadable"] += not reading.starts
             say(f"kvyield: {note}")
