@@ -222,3 +222,17 @@ def test_a_bad_prediction_is_refused(client: Client, change: dict[str, Any], poi
     answer = client.post("/predictions", json={"selector": NAMES, "flags": [{}], **change})
     assert answer.status_code == 422
     assert pointer in [fault["pointer"] for fault in answer.json()["errors"]]
+
+
+def test_an_engine_never_seen_on_the_pair_starts_cold(client: Client, pair_id: str) -> None:
+    """Another engine on a known pair is answered from the card and the model alone, and says so."""
+    advice = recommend(client, engine="vllm", target_tokens=50000).json()
+    assert (advice["engine"], advice["pair_id"]) == ("vllm", pair_id)
+    assert advice["basis"]["kind"] in ("config_only", "transfer")
+
+
+def test_another_engine_version_is_said(client: Client, pair_id: str) -> None:
+    """Advice for a version that was never started stands on the one that was, and warns."""
+    advice = recommend(client, engine_version="0.6.0").json()
+    assert advice["basis"]["observation_ids"]
+    assert any("version" in warning["code"] for warning in advice["warnings"])

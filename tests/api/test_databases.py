@@ -77,3 +77,17 @@ def test_names_with_odd_characters_are_searched_as_they_are(client: Client) -> N
         assert client.post("/observations", json=start(id=None, model={"name": name})).status_code == 201
     for search, expected in (("100%", 1), ("_sure", 1), ("DROP TABLE", 1), ("100", 2)):
         assert len(client.get("/pairs", params={"search": search}).json()["items"]) == expected
+
+
+def test_two_processes_share_one_ledger(tmp_path: Path) -> None:
+    """What one service writes the other answers from at once, although it keeps fits and answers in memory."""
+    settings = Settings(database=f"sqlite:///{tmp_path / 'kvyield.db'}")
+    asked = {**NAMES, "target_tokens": 200000}
+    with TestClient(create_app(settings)) as writer, TestClient(create_app(settings)) as reader:
+        seen = []
+        for number in (1, 2, 3):
+            writer.post("/observations", json=start(number))
+            seen.append(len(reader.get("/recommend", params=asked).json()["basis"]["observation_ids"]))
+        writer.post(f"/observations/{start(2)['id']}/retraction", json={"reason": "r"})
+        seen.append(len(reader.get("/recommend", params=asked).json()["basis"]["observation_ids"]))
+    assert seen == [1, 2, 3, 2]

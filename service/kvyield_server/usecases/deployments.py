@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from kvyield_server.domain.answers import Caution
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.errors import InvalidError, NotFoundError
 from kvyield_server.storage.records import Pair
@@ -47,6 +48,14 @@ class Subject:
         )
         return chosen or self._cold(flags)
 
+    def cautions(self, fit: DeploymentFit) -> tuple[Caution, ...]:
+        """Return what to say when the deployment is not of the engine version that was asked for."""
+        asked, found = self.selector.engine_version, fit.summary.engine_version
+        if asked is None or asked == found:
+            return ()
+        detail = f"Asked for version {asked}; the evidence is of {found or 'an unknown version'}."
+        return (Caution(code="other_engine_version", detail=detail),)
+
     def _cold(self, flags: Flags) -> DeploymentFit:
         from kvyield_server.domain.fit import cold_fit  # noqa: PLC0415 - scipy loads at the first fit
 
@@ -80,5 +89,8 @@ def subject_of(uow: UnitOfWork, fits: FitCache, selector: Selector) -> Subject:
             raise
         model = selector.model
         return Subject(selector, None, None, transfers_to(uow, model, None), revisions(uow, model))
-    transfers = transfers_to(uow, pair.model.name, pair.id) if pair.observation_count == 0 else ()
-    return Subject(selector, pair, fits.of_pair(uow, pair), transfers, revisions(uow, pair.model.name))
+    state = revisions(uow, pair.model.name)
+    fit = fits.of_pair(uow, pair, state)
+    is_known = any(selector.engine in (None, deployment.summary.engine) for deployment in fit.deployments)
+    transfers = () if is_known else transfers_to(uow, pair.model.name, pair.id)
+    return Subject(selector, pair, fit, transfers, state)

@@ -40,9 +40,12 @@ class FitCache:
         self._lock = Lock()
         self._fits: OrderedDict[Key, Future[PairFit]] = OrderedDict()
 
-    def of_pair(self, uow: UnitOfWork, pair: Pair) -> PairFit:
-        """Return the fits of a pair, computed in the fit executor when its evidence changed."""
-        key = (pair.id, revisions(uow, pair.model.name))
+    def of_pair(self, uow: UnitOfWork, pair: Pair, known: Revisions | None = None) -> PairFit:
+        """Return the fits of a pair, computed in the fit executor when its evidence changed.
+
+        ``known`` are the revisions of its model in the same snapshot, for who has read them already.
+        """
+        key = (pair.id, revisions(uow, pair.model.name) if known is None else known)
         future = self._known(key) or self._started(key, evidence_of(uow, pair))
         try:
             return future.result()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from datetime import datetime
 from threading import Lock
 from uuid import UUID
@@ -81,4 +82,6 @@ def _answer(subject: Subject, question: Question) -> Advice:
     from kvyield_server.domain.advice import recommend as advise  # noqa: PLC0415 - scipy loads at the first answer
     from kvyield_server.domain.flags import translated  # noqa: PLC0415
 
-    return advise(subject.deployment(translated(subject.engine, question.flags)), question)
+    fit = subject.deployment(translated(subject.engine, question.flags))
+    advice = advise(fit, question)
+    return replace(advice, warnings=(*advice.warnings, *subject.cautions(fit)))
