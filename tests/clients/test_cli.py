@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import signal
 import subprocess
 import sys
 from inspect import signature
@@ -341,3 +342,17 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60, text=True)
     assert done.stdout == "[]\n[]\n"
+
+
+def test_an_interrupt_is_130_and_loses_nothing(tmp_path: Path) -> None:
+    """Ctrl-C while a log is read ends at once, without a traceback, with the shell's code for it."""
+    os.mkfifo(tmp_path / "log")
+    command = [sys.executable, "-m", "kvyield", "observe", "--log", str(tmp_path / "log"), "--dry-run", "--no-card"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    with process, (tmp_path / "log").open("wb") as pipe:
+        pipe.write(b"a line\n")
+        pipe.flush()
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"Traceback" not in errors

@@ -107,7 +107,7 @@ class Api:
         """The same answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""
         return self._send(_calls.recommend_text(_question(question), text_format))
 
-    def store_recommendation(self, **question: Any) -> _wire.Recommendation:
+    def store_recommendation(self, **question: Any) -> _wire.StoredRecommendation:
         """The same answer, stored: an observation that carries its id settles it. Never retried."""
         return self._send(_calls.store_recommendation(_question(question)))
 
@@ -215,7 +215,7 @@ class AsyncApi:
         """The same answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""
         return await self._send(_calls.recommend_text(_question(question), text_format))
 
-    async def store_recommendation(self, **question: Any) -> _wire.Recommendation:
+    async def store_recommendation(self, **question: Any) -> _wire.StoredRecommendation:
         """The same answer, stored: an observation that carries its id settles it. Never retried."""
         return await self._send(_calls.store_recommendation(_question(question)))
 

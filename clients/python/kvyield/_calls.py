@@ -122,8 +122,10 @@ def recommend_text(question: _wire.Question, text_format: str) -> Call[str]:
     return Call("GET", "/recommend", _read_text, params=query)
 
 
-def store_recommendation(question: _wire.Question) -> Call[_wire.Recommendation]:
-    return Call("POST", "/recommendations", _reader(_wire.Recommendation), body=encode(question), idempotent=False)
+def store_recommendation(question: _wire.Question) -> Call[_wire.StoredRecommendation]:
+    return Call(
+        "POST", "/recommendations", _reader(_wire.StoredRecommendation), body=encode(question), idempotent=False
+    )
 
 
 def recommendation(recommendation_id: UUID | str) -> Call[_wire.StoredRecommendation]:

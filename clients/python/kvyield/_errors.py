@@ -130,7 +130,8 @@ def error_of(status: int, problem: Problem, retry_after_seconds: float | None = 
 
 
 def _sentence(status: int, problem: Problem) -> str:
-    faults = "; ".join(f"{fault.pointer}: {fault.detail}" for fault in problem.errors)
+    said = problem.detail or ""
+    faults = "; ".join(f"{fault.pointer}: {fault.detail}" for fault in problem.errors if fault.detail not in said)
     parts = [problem.title or "refused", problem.detail, faults]
     text = ": ".join(part for part in parts if part)
     return f"{text} (HTTP {status}, request {problem.request_id})" if problem.request_id else f"{text} (HTTP {status})"

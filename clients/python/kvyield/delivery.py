@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 from uuid import UUID
@@ -137,5 +137,6 @@ def _batch_fate(spool: Spool, one: _wire.Observation, item: _wire.BatchItem | No
 
 
 def _words(problem: _wire.Problem) -> str:
-    faults: Iterable[str] = (f"{fault.pointer}: {fault.detail}" for fault in problem.errors)
-    return "; ".join(filter(None, (problem.detail or problem.title, *faults)))
+    said = problem.detail or problem.title or ""
+    faults = [f"{fault.pointer}: {fault.detail}" for fault in problem.errors if fault.detail not in said]
+    return "; ".join(filter(None, (said, *faults)))

@@ -88,8 +88,13 @@ def _take(reading: Reading, start: Start, extras: Extras, *, is_local: bool, sou
     if start.outcome == "unfinished":
         reading.unfinished += 1
         return
-    completed = _with_config(start, extras) if is_local and not extras.model_facts else extras
-    reading.starts.append(assemble(start, completed, source=source))
+    reading.starts.append(completed(start, extras, is_local=is_local, source=source))
+
+
+def completed(start: Start, extras: Extras, *, is_local: bool, source: str = "log") -> Assembled:
+    """One start with all that is known besides; of a log of this host, with the model's own ``config.json`` too."""
+    whole = _with_config(start, extras) if is_local and not extras.model_facts else extras
+    return assemble(start, whole, source=source)
 
 
 def _with_endpoints(get: Get, last: list[Start], reading: Reading) -> list[Start]:

@@ -75,7 +75,8 @@ def client_of(settings: Settings, *, total_seconds: float = 30.0) -> Client:
     from kvyield._client import Client  # noqa: PLC0415
     from kvyield._transfer import Limits  # noqa: PLC0415
 
-    return Client(settings.url, settings.token, limits=Limits(total_seconds=total_seconds, read_seconds=total_seconds / 2))
+    limits = Limits(total_seconds=total_seconds, read_seconds=total_seconds / 2)
+    return Client(settings.url, settings.token, limits=limits)
 
 
 def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source | None:

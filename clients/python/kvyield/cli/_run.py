@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -45,18 +45,40 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, summary) for name, (_, summary) in self._lazy.items()])
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.pop("standalone_mode", True):
+            return self._plain(*args, **kwargs)
+        sys.exit(self._run(*args, **kwargs))
+
+    def _plain(self, *args: Any, **kwargs: Any) -> Any:
+        run: Callable[..., Any] = super().main
+        return run(*args, **kwargs, standalone_mode=False)
+
+    def _run(self, *args: Any, **kwargs: Any) -> int:
         try:
-            return super().main(*args, **kwargs)
+            code = self._plain(*args, **kwargs)
+            sys.stdout.flush()
+        except click.ClickException as error:
+            error.show()
+            return error.exit_code
         except KvyieldError as error:
             say(f"kvyield: {error}")
-            sys.exit(exit_code(error))
-        except KeyboardInterrupt:
-            sys.exit(INTERRUPTED)
+            return exit_code(error)
+        except (click.Abort, KeyboardInterrupt):
+            return INTERRUPTED
+        except BrokenPipeError:
+            return _reader_gone()
         except Exception as error:  # a fault of kvyield itself still ends in one line
             if os.environ.get("KVYIELD_DEBUG"):
                 traceback.print_exc()
             say(f"kvyield: internal fault, {type(error).__name__}: {error} (KVYIELD_DEBUG=1 shows where)")
-            sys.exit(INTERNAL)
+            return INTERNAL
+        return code if isinstance(code, int) else DONE
+
+
+def _reader_gone() -> int:
+    """Whoever read the output has left; the interpreter must not stumble over it again when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return FAILED
 
 
 def exit_code(error: KvyieldError) -> int:

@@ -68,7 +68,7 @@ def recommend(**given: Any) -> None:
             show_advice(client.recommend(**question), given["target_tokens"])
 
 
-def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.Recommendation:
+def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.StoredRecommendation:
     """A question with the model's facts does not fit into an address, so it is stored too."""
     if given["model_config"]:
         from kvyield.modelconfig import read_model_config  # noqa: PLC0415

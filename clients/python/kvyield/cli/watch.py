@@ -1,0 +1,194 @@
+"""``kvyield watch``: follows an engine's log for ever and posts every start."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvyield._errors import KvyieldError, SourceError
+from kvyield.cli._options import (
+    chosen_source,
+    client_of,
+    configured_facts,
+    extras_of,
+    fact_options,
+    service_options,
+    settings_of,
+    source_options,
+)
+from kvyield.cli._run import say
+
+if TYPE_CHECKING:
+    from kvyield import _wire
+    from kvyield.config import Settings
+    from kvyield.watching import BookmarkFile, Watch
+
+SPOOL_SECONDS = 60.0
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 2.0, 60.0
+
+UNIT = """\
+[Unit]
+Description=kvyield: posts every start of {name}
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+ExecStart={command}
+EnvironmentFile=-/etc/kvyield/environment
+Environment=KVYIELD_SPOOL=%S/kvyield/spool
+StateDirectory=kvyield
+StateDirectoryMode=0700
+DynamicUser=yes
+SupplementaryGroups=systemd-journal
+Restart=always
+RestartSec=10
+Nice=19
+IOSchedulingClass=idle
+CPUQuota=25%
+MemoryMax=512M
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=read-only
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+@click.command()
+@source_options
+@click.option("--state", metavar="FILE", help="Where the watch remembers how far it is.  [default: beside the spool]")
+@click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
+@fact_options
+@click.option("--unit", is_flag=True, help="Print a systemd unit that runs this watch, and end.")
+@service_options
+def watch(**given: Any) -> None:
+    """Follow an engine's log for ever and post every start as it becomes ready, or fails.
+
+    A start that dies later, out of memory say, is posted once more with that outcome. The watch may be stopped and
+    started at any time: what it has posted it does not post again, and what the service did not take waits in the
+    spool and is sent when the service is back.
+    """
+    if given["unit"]:
+        click.echo(unit_text(sys.argv[1:], given), nl=False)
+        return
+    settings = settings_of(given["url"], given["token"])
+    found, stopped = watch_of(given, settings), threading.Event()
+    threading.Thread(target=_send_spool, args=(settings, stopped), daemon=True).start()
+    try:
+        follow(given, found, stopped)
+    finally:
+        stopped.set()
+
+
+def follow(given: Mapping[str, Any], found: Watch, stopped: threading.Event) -> None:
+    """Reads the log until ``stopped`` is set; a source that ends or breaks is opened again after a pause."""
+    pause = FIRST_PAUSE_SECONDS
+    while not stopped.is_set():
+        before = found.brought
+        try:
+            found.follow(_lines(given, found.bookmark, stopped))
+        except SourceError as error:
+            say(f"kvyield: {error}; trying again in {pause:.0f} s")
+        if given["stdin"]:
+            return
+        pause = FIRST_PAUSE_SECONDS if found.brought > before else min(2 * pause, LONGEST_PAUSE_SECONDS)
+        stopped.wait(pause)
+
+
+def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
+    """The watch that the options mean. Raises a usage error without a source."""
+    from kvyield.intake import card_facts  # noqa: PLC0415
+    from kvyield.watching import BookmarkFile, Watch  # noqa: PLC0415
+
+    source = chosen_source(given, follow=True)
+    if source is None:
+        raise click.UsageError("which log? give --journal, --log, --docker, --kubernetes or -")
+    digest = hashlib.sha256(source.name.encode()).hexdigest()[:12]
+    state = Path(given["state"]) if given["state"] else settings.spool.parent / "watch" / f"{digest}.json"
+    card, _ = card_facts(configured_facts(settings)) if source.is_local and not given["no_card"] else ({}, None)
+    return Watch(
+        bookmark=BookmarkFile(state),
+        extras=extras_of(given, settings, card),
+        bring=lambda observation: _bring(settings, observation),
+        say=lambda text: say(f"kvyield: {text}"),
+        engine=given["engine"] or settings.facts.get("engine"),
+        is_local=source.is_local,
+    )
+
+
+def unit_text(arguments: Sequence[str], given: Mapping[str, Any]) -> str:
+    """A systemd unit for this very command line; a token is left out, it belongs into the environment file."""
+    kept = [word for word in _without_token(arguments) if word != "--unit"]
+    program = shutil.which(sys.argv[0]) or shutil.which("kvyield") or "/usr/local/bin/kvyield"
+    name = next((given[key] for key in ("journal", "log_file", "docker", "kubernetes") if given[key]), "an engine")
+    return UNIT.format(name=name, command=" ".join(map(_quoted, [program, *kept])))
+
+
+def _without_token(arguments: Sequence[str]) -> Iterator[str]:
+    skip = False
+    for word in arguments:
+        if not skip and not word.startswith("--token="):
+            skip = word == "--token"
+            if not skip:
+                yield word
+        else:
+            skip = False
+
+
+def _quoted(word: str) -> str:
+    """A word as systemd reads it: percent and dollar doubled, quoted where it has blanks or quotes."""
+    plain = word.replace("%", "%%").replace("$", "$$")
+    if plain and not any(sign in plain for sign in " \t\"'\\;"):
+        return plain
+    return '"' + plain.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _lines(given: Mapping[str, Any], bookmark: BookmarkFile, stopped: threading.Event) -> Iterator[bytes]:
+    from kvyield.watching import follow_file  # noqa: PLC0415
+
+    if given["log_file"] and given["log_file"] != "-":
+        return follow_file(Path(given["log_file"]), bookmark, stopped)
+    since = given["since"] or _since(given, bookmark.mark.since)
+    source = chosen_source({**given, "since": since}, follow=True)
+    assert source is not None
+    return source.lines()
+
+
+def _since(given: Mapping[str, Any], moment: datetime | None) -> str | None:
+    """The bookmark in the words of the source's own tool; a pod's log is read from its beginning."""
+    if moment is None or given["kubernetes"]:
+        return None
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if given["journal"] else f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+
+
+def _bring(settings: Settings, observation: _wire.Observation) -> str:
+    from kvyield.delivery import deliver  # noqa: PLC0415
+    from kvyield.spool import Spool  # noqa: PLC0415
+
+    with client_of(settings) as client:
+        delivery = deliver([observation], Spool(settings.spool), client)[0]
+    return delivery.fate if delivery.reason is None else f"{delivery.fate} ({delivery.reason})"
+
+
+def _send_spool(settings: Settings, stopped: threading.Event) -> None:
+    """Sends what waits on disk once the service is back, though no new start comes."""
+    from kvyield.delivery import deliver  # noqa: PLC0415
+    from kvyield.spool import Spool  # noqa: PLC0415
+
+    spool = Spool(settings.spool)
+    while not stopped.wait(SPOOL_SECONDS):
+        try:
+            if spool.pending_count():
+                with client_of(settings) as client:
+                    spool.send(client.post_observation)
+        except KvyieldError as error:
+            say(f"kvyield: the spool could not be sent: {error}")
