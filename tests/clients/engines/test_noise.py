@@ -63,9 +63,9 @@ def test_damaged_lines_never_crash_nor_invent(pool):
     dice = random.Random(11)
     damage = [damaged(dice.choice(pool), dice).replace(b"\n", b" ") for _ in range(LINES)]
     texts = [line.decode("utf-8", "replace") for line in damage]
-    begin = time.perf_counter()
+    begin = time.process_time()
     starts = list(read_starts(line + b"\n" for line in damage))
-    assert time.perf_counter() - begin < LINES * MOST_SECONDS_A_LINE
+    assert time.process_time() - begin < LINES * MOST_SECONDS_A_LINE
     assert len(starts) > 10
     for start in starts:
         check_sources(start, texts)
@@ -102,6 +102,6 @@ def test_random_bytes_hold_no_start(lines, follow):
 )
 def test_lines_made_to_hurt_take_no_time(line):
     """Deeply nested, endless and repetitive lines are read in seconds at most."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     list(read_starts([line, line[: len(line) // 2]]))
-    assert time.perf_counter() - begin < 4
+    assert time.process_time() - begin < 4

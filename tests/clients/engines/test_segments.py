@@ -65,25 +65,33 @@ def test_starts_one_after_the_other_stay_apart(prefix):
     assert sorted(seen(lines)) == expected
 
 
-def test_a_live_source_gives_a_start_when_it_is_ready():
-    """Following a log, a ready start comes out at its ready line, not when the next one begins, and its death once
-    more.
+@pytest.mark.parametrize("prefix", ["", "May 30 22:00:00 gpu-01 sglang[{pid}]: "])
+def test_a_live_source_gives_a_start_as_soon_as_it_ends(prefix):
+    """Following a log, a start comes out at its ready line or at its failure, not when the next begins; a death
+    later, again.
     """
-    given: list[str] = []
+    blocks = [start(0.9, 1000), start(0.91, 2000, ends="refused", second=100), start(0.92, 3000, second=200)]
+    died = [
+        "[2026-05-30 22:30:00 TP0] Scheduler hit an exception: Traceback",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried",
+    ]
+    blocks.append(died)
+    given = 0
 
     def live() -> Any:
-        for line in [*start(0.9, 1000), *start(0.91, 2000, second=100)]:
-            given.append(line)
-            yield line + "\n"
-        yield "[2026-05-30 22:30:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
-        yield "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB.\n"
+        nonlocal given
+        for number, block in enumerate(blocks):
+            for line in block:
+                given += 1
+                yield prefix.format(pid=4000 + 9 * min(number, 2)) + line + "\n"
 
-    found = []
+    found, at = [], []
     for one in read_starts(live(), follow=True):
         found.append((one.flags["mem_fraction_static"].value, one.outcome))
-        if len(found) <= 2:
-            assert len(given) == len(start(0.9, 1000)) * len(found)
-    assert found == [(0.9, "ready"), (0.91, "ready"), (0.91, "oom_runtime")]
+        at.append(given)
+    assert found == [(0.9, "ready"), (0.91, "refused"), (0.92, "ready"), (0.92, "oom_runtime")]
+    ends = [sum(map(len, blocks[: number + 1])) for number in range(4)]
+    assert at == ends
 
 
 def test_a_ready_start_without_args_is_followed_by_another():

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Literal
 
-from kvyield.engines._failures import Problems
+from kvyield.engines._failures import SPECIFIC, Problems
 from kvyield.engines._prefix import UNKNOWN_YEAR, Record
 from kvyield.engines._start import EngineName, Phase, Scalar, Sourced, Start
 from kvyield.engines._text import quote, source_of
@@ -112,6 +113,12 @@ class StartReader(ABC):
         """True when the start is over, well or badly: the next start-up line belongs to another start."""
         return self.announced or (self.problems.cause is not None and self.problems.cause.final)
 
+    @property
+    def is_dead(self) -> bool:
+        """True when the start failed for good and the cause is known as well as it will be."""
+        cause = self.problems.cause
+        return cause is not None and cause.final and cause.weight >= SPECIFIC
+
     @abstractmethod
     def belongs(self, record: Record) -> bool:
         """False when the line can only be of another start."""
@@ -174,7 +181,7 @@ class StartReader(ABC):
                 "announced" if self.announced else "pool only", "the last line of the start-up seen"
             )
         known = start.flags or start.measurements or cause
-        return start if known else None
+        return copy.deepcopy(start) if known else None
 
     def _fail(self) -> None:
         cause = self.problems.cause

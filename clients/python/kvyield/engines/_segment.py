@@ -39,7 +39,8 @@ class Session:
     reader: StartReader
     pid: int | None
     opened: int
-    reported: bool = False
+    reported: bool = False  # given out as ready
+    is_over: bool = False  # given out with its end
 
 
 @dataclass
@@ -74,7 +75,8 @@ class Segmenter:
         hooks = _unique(hook for engine in engines for hook in engine.hooks)
         self._idle: Hooks = (*openers, *always)
         self._almost: Hooks = (*ready, *openers, *always)
-        self._busy: Hooks = _unique((*hooks, *ready, *openers, *FAILURE_HOOKS, *SURVIVAL_HOOKS, *always))
+        self._busy: Hooks = _unique((*hooks, *ready, *openers, *FAILURE_HOOKS, *always))
+        self._doubtful: Hooks = _unique((*self._busy, *SURVIVAL_HOOKS))
         self._mode: Hooks = self._busy
 
     def _hooks(self) -> Hooks:
@@ -86,7 +88,9 @@ class Segmenter:
             for record in read_line(line.number, line.raw, cut=line.cut):
                 self._take(record)
             yield from self._ended()
-            self._mode = self._wanted()
+            wanted = self._wanted()
+            if wanted in (None, self._doubtful) or self._mode is not self._busy:  # busy stays so until the chunk ends
+                self._mode = wanted
         self._scanned += len(chunk)
         self._mode = self._wanted()
 
@@ -106,7 +110,9 @@ class Segmenter:
             return None
         if not self._opened and self._scanned < OPENERS_ONLY_AFTER:
             return self._busy
-        if any(_is_busy(session.reader) for session in self._unsettled.values()):
+        if any(_is_doubtful(session.reader) for session in self._unsettled.values()):
+            return self._doubtful
+        if any(not session.reader.settled for session in self._unsettled.values()):
             return self._busy
         return self._almost if self._unsettled else self._idle
 
@@ -142,7 +148,7 @@ class Segmenter:
         stream.unclaimed.clear()
         for each in (*earlier, record):
             session.reader.feed(each)
-        if session.reader.complete and not _is_busy(session.reader):
+        if (session.reader.complete or session.reader.is_dead) and not _is_doubtful(session.reader):
             self._unsettled.pop(session.opened, None)
         else:
             self._unsettled[session.opened] = session
@@ -168,7 +174,8 @@ class Segmenter:
 
     def _open(self, stream: Stream, record: Record, engine: Engine) -> Session:
         for session in list(stream.sessions):
-            if session.engine is engine and (session.pid == record.pid or record.pid is None or session.pid is None):
+            same = session.pid == record.pid or record.pid is None or session.pid is None
+            if session.engine is engine and (same or _has_failed(session.reader)):
                 stream.sessions.remove(session)
                 self._done.append(session)
         while len(stream.sessions) >= MOST_OPEN_A_STREAM:
@@ -182,26 +189,34 @@ class Segmenter:
 
     def _ended(self) -> Iterator[Start]:
         if self._follow:
-            yield from self._newly_ready()
+            yield from self._newly_told()
         done, self._done = self._done, []
         for session in done:
             self._unsettled.pop(session.opened, None)
-            start = None if session.reported and session.reader.problems.cause is None else session.reader.finish()
+            told = session.is_over or (session.reported and session.reader.problems.cause is None)
+            start = None if told else session.reader.finish()
             if start is not None:
                 yield start
 
-    def _newly_ready(self) -> Iterator[Start]:
+    def _newly_told(self) -> Iterator[Start]:
         for stream in self._streams.values():
             for session in stream.sessions:
-                if session.reader.complete and not session.reported:
-                    session.reported = True
-                    start = session.reader.finish()
-                    if start is not None:
-                        yield start
+                ready = session.reader.complete and not session.reported
+                if session.is_over or not (ready or session.reader.is_dead):
+                    continue
+                session.reported, session.is_over = True, session.reader.is_dead
+                start = session.reader.finish()
+                if start is not None:
+                    yield start
 
 
-def _is_busy(reader: StartReader) -> bool:
-    return not reader.settled or reader.problems.cause is not None
+def _is_doubtful(reader: StartReader) -> bool:
+    """True while a problem was seen that may or may not be the start's end."""
+    return reader.problems.cause is not None and not reader.is_dead
+
+
+def _has_failed(reader: StartReader) -> bool:
+    return reader.problems.cause is not None and reader.problems.cause.final
 
 
 def _of_process(sessions: list[Session], pid: int | None) -> Session | None:

@@ -9,15 +9,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from kvyield.engines._start import Sourced
 
 MOST_RANKS = 4096
+MOST_LINES = 4096
 _GB = r"(-?\d+(?:\.\d+)?) ?GB\b"
 AVAILABLE = re.compile(rf"avail mem={_GB}")
 USAGE = re.compile(rf"mem usage={_GB}")
 TOKENS = re.compile(r"#tokens: (\d{1,18}),")
 _SIZES = re.compile(rf"\bKV size: {_GB}|\bK size: {_GB}, V size: {_GB}")
+
+
+_Item = TypeVar("_Item")
+
+
+def keep(kept: list[_Item], item: _Item) -> None:
+    """Append, up to a bound that no real start comes near, so that noise cannot fill the memory."""
+    if len(kept) < MOST_LINES:
+        kept.append(item)
 
 
 @dataclass(frozen=True)
@@ -86,12 +97,12 @@ class Ranks:
             rank.last_available = available
             rank.after_load = rank.after_load if rank.pool_begun else available
         if usage:
-            rank.weights.append((float(usage[1]), source))
+            keep(rank.weights, (float(usage[1]), source))
 
     def pool_line(self, rank: Rank, text: str, source: str) -> None:
         tokens, sizes = TOKENS.search(text), _SIZES.search(text)
         gib = round(sum(float(size) for size in sizes.groups() if size), 4) if sizes else None
-        rank.pools.append(Pool(int(tokens[1]) if tokens else None, gib, source))
+        keep(rank.pools, Pool(int(tokens[1]) if tokens else None, gib, source))
         rank.pool_begun = True
 
     def pool_ends(self, rank: Rank, text: str, source: str) -> None:
@@ -104,7 +115,7 @@ class Ranks:
         available, usage = _available(text, source), USAGE.search(text)
         rank.last_available = available or rank.last_available
         if usage:
-            rank.graphs.append((float(usage[1]), source))
+            keep(rank.graphs, (float(usage[1]), source))
 
     def lowest(self, pick: Callable[[Rank], Sourced | None]) -> Sourced | None:
         """The least of a figure over the ranks that printed it."""

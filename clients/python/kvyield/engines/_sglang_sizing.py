@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvyield.engines import _sglang_lines as lines
 from kvyield.engines._engine import source
 from kvyield.engines._prefix import Record
-from kvyield.engines._sglang_ranks import Rank, Ranks, target_and_draft
+from kvyield.engines._sglang_ranks import Rank, Ranks, keep, target_and_draft
 from kvyield.engines._start import Sourced
 
 
@@ -24,7 +24,7 @@ class Sizing:
         match = lines.SLIDING.search(record.text)
         if match:
             rank.sliding_window = Sourced(float(match[1]), source(record))
-            self.words.append(Sourced(int(match[3]), source(record)))
+            keep(self.words, Sourced(int(match[3]), source(record)))
         return match is not None
 
     def profile(self, record: Record) -> float | None:
@@ -40,7 +40,7 @@ class Sizing:
         match = lines.DSV4.search(record.text)
         if match:
             self.kv_gib = Sourced(float(match[1]), source(record))
-            self.words.append(Sourced(int(match[2]), source(record)))
+            keep(self.words, Sourced(int(match[2]), source(record)))
         return match is not None
 
     def pool_tokens(self, ranks: Ranks) -> Sourced | None:
@@ -66,11 +66,13 @@ class Sizing:
         target = self.kv_gib or min(targets, key=_number, default=None)
         return target, min(drafts, key=_number, default=None)
 
-    def contradictions(self, ranks: Ranks) -> list[str]:
+    def contradictions(self, ranks: Ranks, *, ways: int) -> list[str]:
         """A final count that no pool line of any rank holds, nor any other word of the engine."""
         tokens = self.pool_tokens(ranks)
         told = [pool for pool in [*self.words, *ranks.pool_counts()] if pool.value]
-        if not self.finals or tokens is None or not told or any(pool.value == tokens.value for pool in told):
+        if not self.finals or tokens is None or not told:
+            return []
+        if any(_number(pool) in (_number(tokens), _number(tokens) // ways) for pool in told):
             return []
         return [f"{tokens.source} names {tokens.value} tokens, but {told[0].source} names {told[0].value}"]
 

@@ -113,7 +113,10 @@ class VllmMemory:
         parts = [float(part) for part in (line[5], line[7], line[8] or "0")]
         rest = float(line[4]) - sum(parts)
         printed = 5 * PRINTED_GIB + 1e-6
-        if min(abs(available - rest), abs(available - rest + (self.estimate or 0.0))) > printed:
+        if (
+            len(contradictions) < MOST_PROCESSES
+            and min(abs(available - rest), abs(available - rest + (self.estimate or 0.0))) > printed
+        ):
             contradictions.append(
                 f"line {record.number}: {available:.2f} GiB of KV cache in use, the line's terms leave {rest:.2f}"
             )

@@ -79,6 +79,7 @@ class LmdeployReader(StartReader):
         if size:
             self.block_mib = Sourced(float(size[1]), source(record))
         if count or fewer:
+            self.blocks[:] = self.blocks[-1:]
             self.blocks.append(Sourced(int((count or fewer or "")[1]), source(record)))
         if tokens:
             self.measure("pool_tokens", int(tokens[1]), source(record))

@@ -11,7 +11,7 @@ from kvyield.engines._failures import SPECIFIC, Problem
 from kvyield.engines._literals import Fields, Value, call_fields, dict_fields, scalar
 from kvyield.engines._prefix import Record
 from kvyield.engines._sglang_flags import MEMORY_FLAGS, dtype_flag
-from kvyield.engines._sglang_ranks import Rank, Ranks
+from kvyield.engines._sglang_ranks import MOST_RANKS, Rank, Ranks, keep
 from kvyield.engines._sglang_serving import prompt_in_flight
 from kvyield.engines._sglang_sizing import Sizing
 from kvyield.engines._start import Sourced
@@ -61,7 +61,7 @@ class SglangReader(StartReader):
         """Take in one line."""
         text, own = record.text[:LONGEST_LINE], lines.own_time(record.text)
         name = lines.rank_of(text)
-        if own:
+        if own and len(self.last_time) < MOST_RANKS:
             self.last_time[name] = max(own, self.last_time.get(name, own))
         ready = lines.FIRED_UP in text or "max_total_num_tokens=" in text
         self.clock.see(record, own, opens=lines.ARGS.search(text) is not None, ready=ready)
@@ -160,7 +160,7 @@ class SglangReader(StartReader):
     def _read_sizing(self, record: Record, _rank: Rank) -> bool:
         exact, page = lines.EFFECTIVE.search(record.text), lines.SIZING_PAGE.search(record.text)
         if exact:
-            self.sizing.words.append(Sourced(int(exact[1]), source(record)))
+            keep(self.sizing.words, Sourced(int(exact[1]), source(record)))
         if exact and exact[2]:
             self._unless_given("max_total_tokens", int(exact[2]), record)
         if page:
@@ -177,11 +177,12 @@ class SglangReader(StartReader):
         match = lines.FINAL.search(record.text)
         if match is None:
             return self._read_short_final(record)
-        self.final_of[lines.rank_of(record.text)] = match[1]
-        self.sizing.finals.append(Sourced(int(match[1]), source(record)))
+        if len(self.final_of) < MOST_RANKS:
+            self.final_of[lines.rank_of(record.text)] = match[1]
+        keep(self.sizing.finals, Sourced(int(match[1]), source(record)))
         if match[6] is not None:
-            self.sizing.available.append(Sourced(float(match[6]), source(record)))
-            rank.last_available = self.sizing.available[-1]
+            rank.last_available = Sourced(float(match[6]), source(record))
+            keep(self.sizing.available, rank.last_available)
         chunk = None if match[2] == "None" else int(match[2])
         self.flag("chunked_prefill_size", chunk, source(record))
         self.flag("max_running_requests", int(match[4]), source(record))
@@ -193,7 +194,7 @@ class SglangReader(StartReader):
     def _read_short_final(self, record: Record) -> bool:
         match = lines.SHORT_FINAL.search(record.text)
         if match:
-            self.sizing.words.append(Sourced(int(match[1]), source(record)))
+            keep(self.sizing.words, Sourced(int(match[1]), source(record)))
         return match is not None
 
     def _read_fired_up(self, _record: Record, _rank: Rank) -> bool:
@@ -250,7 +251,7 @@ class SglangReader(StartReader):
         self.take("graph_gib", self.ranks.highest_sum(lambda rank: rank.graphs))
         self.take("kv_cache_gib", kv)
         self.take("draft_kv_cache_gib", draft)
-        self.start.contradictions = self.sizing.contradictions(self.ranks)
+        self.start.contradictions = self.sizing.contradictions(self.ranks, ways=shards)
 
 
 Handler = Callable[[SglangReader, Record, Rank], bool]

@@ -14,6 +14,7 @@ from kvyield.engines._start import Sourced
 from kvyield.engines._text import any_of, quote
 
 LONGEST_LINE = 4000
+MOST_ALLOCATIONS = 1024
 MEMORY_FLAGS = frozenset(
     (
         *("free_gpu_memory_fraction", "max_tokens", "max_gpu_total_bytes", "tokens_per_block", "max_attention_window"),
@@ -74,6 +75,7 @@ class TensorRtReader(StartReader):
         match = _ALLOCATED.search(text)
         if match:
             self.started, self.phase = True, "graph_capture"
+            self.allocated[:] = self.allocated[-MOST_ALLOCATIONS:]
             self.allocated.append((Sourced(int(match[2]), source(record)), Sourced(float(match[1]), source(record))))
         if _PEAK.search(text) or _ESTIMATED.search(text):
             self.allocated.clear()

@@ -13,7 +13,7 @@ from kvyield.engines._prefix import Record
 from kvyield.engines._start import Scalar, Sourced
 from kvyield.engines._text import quote
 from kvyield.engines._vllm_flags import ALIASES, MEMORY_FLAGS, NESTED
-from kvyield.engines._vllm_pool import VllmMemory
+from kvyield.engines._vllm_pool import MOST_PROCESSES, VllmMemory
 
 LONGEST_LINE = 4000
 
@@ -42,7 +42,8 @@ class VllmReader(StartReader):
         text, own = record.text[:LONGEST_LINE], lines.own_time(record.text)
         kind = _opening(text)
         if kind:
-            self.openings.add((kind, record.process))
+            if len(self.openings) < MOST_PROCESSES:
+                self.openings.add((kind, record.process))
             self.opened = True
         ready = bool(lines.ENGINE_READY.search(text) or lines.SERVING.search(text))
         self.clock.see(record, own, opens=kind == "args" and not self.started, ready=ready)
