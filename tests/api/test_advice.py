@@ -236,3 +236,20 @@ def test_another_engine_version_is_said(client: Client, pair_id: str) -> None:
     advice = recommend(client, engine_version="0.6.0").json()
     assert advice["basis"]["observation_ids"]
     assert any("version" in warning["code"] for warning in advice["warnings"])
+
+
+def test_facts_told_with_a_question_help_a_known_pair(client: Client) -> None:
+    """One start without facts predicts no other fraction; with facts and memory in the selector it does."""
+    body = start(id=None, model={"name": "bare"}, hardware={"gpu": "NVIDIA H200", "gpu_count": 8})
+    body["measurements"]["kv_cache_gib"] = 13.9
+    client.post("/observations", json=body)
+    selector = {**NAMES, "gpu": "NVIDIA H200", "model": "bare"}
+    asked = {"selector": selector, "flags": [{"mem_fraction_static": 0.95}]}
+    widths = []
+    for told in ({}, {"facts": FACTS, "memory_gib": 139.8}, {}):
+        answer = client.post("/predictions", json={**asked, "selector": {**selector, **told}}).json()["items"][0]
+        pool = answer["pool_tokens"]
+        widths.append(pool and pool["high"] - pool["low"])
+    assert widths[0] == widths[2]
+    assert widths[1] is not None
+    assert widths[0] is None or widths[1] < widths[0]

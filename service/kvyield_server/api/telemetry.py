@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 from litestar.types import Message, Scope, Send
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from uuid6 import uuid7
 
 log = structlog.get_logger("kvyield.request")
@@ -39,6 +39,7 @@ class Metrics:
         self.recommendations = Counter(
             "kvyield_recommendations", "Recommendations given, by status.", ["status"], registry=self.registry
         )
+        ProcessCollector(registry=self.registry)
         self.queue = Gauge("kvyield_writer_queue", "Jobs that wait for the writer.", registry=self.registry)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -23,6 +23,8 @@ class Subject:
     """What a selector meant: a recorded pair with its fits, or only a model that starts cold."""
 
     selector: Selector
+    hardware: Hardware
+    model: Model
     pair: Pair | None
     fit: PairFit | None
     transfers: tuple[Observation, ...]
@@ -59,21 +61,9 @@ class Subject:
     def _cold(self, flags: Flags) -> DeploymentFit:
         from kvyield_server.domain.fit import cold_fit  # noqa: PLC0415 - scipy loads at the first fit
 
-        hardware, model = self._known()
         engine = Engine(name=self.engine, version=self.selector.engine_version)
+        hardware, model = self.hardware, self.model
         return cold_fit(hardware=hardware, model=model, engine=engine, flags=flags, transfers=self.transfers)
-
-    def _known(self) -> tuple[Hardware, Model]:
-        asked = self.selector
-        hardware = self.pair.hardware if self.pair else Hardware(gpu=asked.gpu or "", gpu_count=asked.gpu_count or 1)
-        model = self.pair.model if self.pair else Model(name=asked.model or "")
-        hardware = Hardware(
-            gpu=hardware.gpu,
-            gpu_count=hardware.gpu_count,
-            memory_gib=asked.memory_gib or hardware.memory_gib,
-            unified_memory=hardware.unified_memory if asked.unified_memory is None else asked.unified_memory,
-        )
-        return hardware, Model(name=model.name, revision=model.revision, facts={**model.facts, **(asked.facts or {})})
 
 
 def subject_of(uow: UnitOfWork, fits: FitCache, selector: Selector) -> Subject:
@@ -87,10 +77,31 @@ def subject_of(uow: UnitOfWork, fits: FitCache, selector: Selector) -> Subject:
     except NotFoundError:
         if selector.facts is None or selector.model is None or selector.like is not None:
             raise
-        model = selector.model
-        return Subject(selector, None, None, transfers_to(uow, model, None), revisions(uow, model))
+        return _never_recorded(uow, selector)
     state = revisions(uow, pair.model.name)
-    fit = fits.of_pair(uow, pair, state)
+    pair = replace(pair, hardware=_told_hardware(pair.hardware, selector), model=_told_model(pair.model, selector))
+    fit = fits.of_pair(uow, pair, state, told=_told(selector))
     is_known = any(selector.engine in (None, deployment.summary.engine) for deployment in fit.deployments)
     transfers = () if is_known else transfers_to(uow, pair.model.name, pair.id)
-    return Subject(selector, pair, fit, transfers, state)
+    return Subject(selector, pair.hardware, pair.model, pair, fit, transfers, state)
+
+
+def _never_recorded(uow: UnitOfWork, selector: Selector) -> Subject:
+    hardware = _told_hardware(Hardware(gpu=selector.gpu or "", gpu_count=selector.gpu_count or 1), selector)
+    model = _told_model(Model(name=selector.model or ""), selector)
+    transfers = transfers_to(uow, model.name, None)
+    return Subject(selector, hardware, model, None, None, transfers, revisions(uow, model.name))
+
+
+def _told_hardware(known: Hardware, asked: Selector) -> Hardware:
+    unified = known.unified_memory if asked.unified_memory is None else asked.unified_memory
+    return replace(known, memory_gib=asked.memory_gib or known.memory_gib, unified_memory=unified)
+
+
+def _told_model(known: Model, asked: Selector) -> Model:
+    return replace(known, facts={**known.facts, **(asked.facts or {})})
+
+
+def _told(asked: Selector) -> str:
+    told = (asked.facts, asked.memory_gib, asked.unified_memory)
+    return "" if told == (None, None, None) else repr(told)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from kvyield_server.domain.fit import PairFit
 
 Revisions = tuple[tuple[UUID, int], ...]
-Key = tuple[UUID, Revisions]
+Key = tuple[UUID, Revisions, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,13 @@ class FitCache:
         self._lock = Lock()
         self._fits: OrderedDict[Key, Future[PairFit]] = OrderedDict()
 
-    def of_pair(self, uow: UnitOfWork, pair: Pair, known: Revisions | None = None) -> PairFit:
+    def of_pair(self, uow: UnitOfWork, pair: Pair, known: Revisions | None = None, told: str = "") -> PairFit:
         """Return the fits of a pair, computed in the fit executor when its evidence changed.
 
-        ``known`` are the revisions of its model in the same snapshot, for who has read them already.
+        ``known`` are the revisions of its model in the same snapshot, for who has read them already; ``told`` names
+        attributes of ``pair`` that the asker told and the database does not hold.
         """
-        key = (pair.id, revisions(uow, pair.model.name) if known is None else known)
+        key = (pair.id, revisions(uow, pair.model.name) if known is None else known, told)
         future = self._known(key) or self._started(key, evidence_of(uow, pair))
         try:
             return future.result()
@@ -68,7 +69,7 @@ class FitCache:
             return self._fits[key]
 
     def _drop_old(self, newest: Key) -> None:
-        for key in [key for key in self._fits if key[0] == newest[0] and key != newest]:
+        for key in [key for key in self._fits if key[0] == newest[0] and key[1] != newest[1]]:
             del self._fits[key]
         while len(self._fits) > self._size:
             self._fits.popitem(last=False)
