@@ -127,10 +127,18 @@ def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
 
 def unit_text(arguments: Sequence[str], given: Mapping[str, Any]) -> str:
     """A systemd unit for this very command line; a token is left out, it belongs into the environment file."""
-    kept = [word for word in _without_token(arguments) if word != "--unit"]
-    program = shutil.which(sys.argv[0]) or shutil.which("kvyield") or "/usr/local/bin/kvyield"
+    file = given["log_file"]
+    whole = {file: str(Path(file).absolute()), f"--log={file}": f"--log={Path(file).absolute()}"} if file else {}
+    kept = [whole.get(word, word) for word in _without_token(arguments) if word != "--unit"]
     name = next((given[key] for key in ("journal", "log_file", "docker", "kubernetes") if given[key]), "an engine")
-    return UNIT.format(name=name, command=" ".join(map(_quoted, [program, *kept])))
+    return UNIT.format(name=name, command=" ".join(map(_quoted, [*_program(), *kept])))
+
+
+def _program() -> list[str]:
+    """This command by its whole path: systemd has no PATH of the person who asked."""
+    own = Path(sys.argv[0])
+    found = str(own.absolute()) if own.name == "kvyield" else shutil.which("kvyield")
+    return [found] if found else [sys.executable, "-m", "kvyield"]
 
 
 def _without_token(arguments: Sequence[str]) -> Iterator[str]:
@@ -170,25 +178,32 @@ def _since(given: Mapping[str, Any], moment: datetime | None) -> str | None:
     return f"{moment:%Y-%m-%d %H:%M:%S} UTC" if given["journal"] else f"{moment:%Y-%m-%dT%H:%M:%SZ}"
 
 
-def _bring(settings: Settings, observation: _wire.Observation) -> str:
+def _bring(settings: Settings, observation: _wire.Observation) -> tuple[bool, str]:
     from kvyield.delivery import deliver  # noqa: PLC0415
     from kvyield.spool import Spool  # noqa: PLC0415
 
     with client_of(settings) as client:
         delivery = deliver([observation], Spool(settings.spool), client)[0]
-    return delivery.fate if delivery.reason is None else f"{delivery.fate} ({delivery.reason})"
+    words = delivery.fate if delivery.reason is None else f"{delivery.fate} ({delivery.reason})"
+    return delivery.fate != "lost", words
 
 
 def _send_spool(settings: Settings, stopped: threading.Event) -> None:
     """Sends what waits on disk once the service is back, though no new start comes."""
-    from kvyield.delivery import deliver  # noqa: PLC0415
+    while not stopped.wait(SPOOL_SECONDS):
+        fault = _send_once(settings)
+        if fault:
+            say(f"kvyield: the spool could not be sent: {fault}")
+
+
+def _send_once(settings: Settings) -> str | None:
     from kvyield.spool import Spool  # noqa: PLC0415
 
     spool = Spool(settings.spool)
-    while not stopped.wait(SPOOL_SECONDS):
-        try:
-            if spool.pending_count():
-                with client_of(settings) as client:
-                    spool.send(client.post_observation)
-        except KvyieldError as error:
-            say(f"kvyield: the spool could not be sent: {error}")
+    try:
+        if spool.pending_count():
+            with client_of(settings) as client:
+                spool.send(client.post_observation)
+    except KvyieldError as error:
+        return str(error)
+    return None
