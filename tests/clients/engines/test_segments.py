@@ -125,3 +125,40 @@ def test_arguments_that_two_processes_print_are_one_start():
     args, *rest = start(0.9, 1000)
     assert seen([args, args, *rest]) == [(0.9, "ready", 1000)]
     assert [outcome for _, outcome, _ in seen([args, "ValueError: no such model", args, *rest])] == ["failed", "ready"]
+
+
+VLLM = [
+    (0, "(APIServer pid=1) INFO 11-29 12:00:00 [u.py:1] vLLM API server version 0.26.0"),
+    (0, "(APIServer pid=1) INFO 11-29 12:00:00 [u.py:1] non-default args: {{'gpu_memory_utilization': {fraction}}}"),
+    (
+        5,
+        "(EngineCore_DP0 pid=6) INFO 11-29 12:00:09 [c.py:1] Initializing a V1 LLM engine (v0.26.0) with config: max_seq_len=4096",
+    ),
+    (7, "(Worker_TP0 pid=8) INFO 11-29 12:00:19 [g.py:1] Model loading took 15.31 GiB and 1.8 seconds"),
+    (7, "(Worker_TP0 pid=8) INFO 11-29 12:00:29 [g.py:1] Available KV cache memory: 10.77 GiB"),
+    (5, "(EngineCore_DP0 pid=6) INFO 11-29 12:00:39 [k.py:1] GPU KV cache size: {pool} tokens"),
+    (0, "(APIServer pid=1) INFO:     Application startup complete."),
+]
+
+
+def vllm_journal(main: int, fraction: float, pool: int) -> list[str]:
+    """One start of vLLM in a journal that names the process which wrote each line."""
+    prefix = "Nov 29 12:00:00 gpu-01 python3[{pid}]: "
+    return [prefix.format(pid=main + child) + text.format(fraction=fraction, pool=pool) for child, text in VLLM]
+
+
+def vllm_seen(lines: list[str]) -> list[tuple[Any, ...]]:
+    found = [
+        (s.flags["gpu_memory_utilization"].value, s.outcome, s.measurements["pool_tokens"].value)
+        for s in read_starts(lines)
+    ]
+    return sorted(found)
+
+
+def test_children_of_one_server_are_one_start():
+    """A journal that gives every child process its own number still holds one start a server, also two at a time."""
+    one, two = vllm_journal(1000, 0.8, 111), vllm_journal(2000, 0.9, 222)
+    assert vllm_seen(one) == [(0.8, "ready", 111)]
+    assert vllm_seen([*one, *two]) == [(0.8, "ready", 111), (0.9, "ready", 222)]
+    turns = [line for pair in zip(one, two, strict=True) for line in pair]
+    assert vllm_seen(turns) == [(0.8, "ready", 111), (0.9, "ready", 222)]

@@ -165,8 +165,6 @@ class Segmenter:
         session = _of_process(mine, record.pid)
         if engine is None:
             return session
-        if session is not None and opens and record.pid is not None and session.pid not in (None, record.pid):
-            return self._open(stream, record, engine)
         if session is not None and session.reader.belongs(record):
             session.pid = record.pid if opens and session.pid is None else session.pid
             return session

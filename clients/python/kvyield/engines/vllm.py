@@ -13,7 +13,7 @@ from kvyield.engines._prefix import Record
 from kvyield.engines._start import Scalar, Sourced
 from kvyield.engines._text import quote
 from kvyield.engines._vllm_flags import ALIASES, MEMORY_FLAGS, NESTED
-from kvyield.engines._vllm_pool import MOST_PROCESSES, VllmMemory
+from kvyield.engines._vllm_pool import VllmMemory
 
 LONGEST_LINE = 4000
 
@@ -24,26 +24,26 @@ class VllmReader(StartReader):
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__("vllm", surroundings)
         self.memory = VllmMemory()
-        self.openings: set[tuple[str, str]] = set()
+        self.openings: dict[str, str] = {}
         self.args_known = False
 
     def belongs(self, record: Record) -> bool:
-        """False for an opening line once the start is over, or when its like was seen and the weights were loaded
-        since.
+        """False for an opening line once the pool is known, and for arguments or a version other than those seen.
+
+        Configs come once for each engine process of one server.
         """
         kind = _opening(record.text)
         if kind is None:
             return True
         if self.settled or self.memory.pool_known:
             return False
-        return (kind, record.process) not in self.openings or not self.started
+        return kind == "config" or self.openings.get(kind, record.text) == record.text
 
     def feed(self, record: Record) -> None:
         text, own = record.text[:LONGEST_LINE], lines.own_time(record.text)
         kind = _opening(text)
         if kind:
-            if len(self.openings) < MOST_PROCESSES:
-                self.openings.add((kind, record.process))
+            self.openings.setdefault(kind, record.text)
             self.opened = True
         ready = bool(lines.ENGINE_READY.search(text) or lines.SERVING.search(text))
         self.clock.see(record, own, opens=kind == "args" and not self.started, ready=ready)
