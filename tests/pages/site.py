@@ -15,8 +15,10 @@ import uvicorn
 
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
+from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.storage.records import Role
+from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.tokens import new_token
 
 BATCH = 500
@@ -27,7 +29,7 @@ class Site:
     """A running service: where it is, and what a host would send it."""
 
     url: str
-    storage: MemoryStorage
+    storage: Storage
 
     def post(self, bodies: Iterable[dict[str, Any]], token: str | None = None) -> list[str]:
         """Record starts and return their ids; any refusal fails the test."""
@@ -54,9 +56,9 @@ class Site:
 
 
 @contextmanager
-def serving() -> Iterator[Site]:
-    """Serve on a free port of the loopback address until the block ends."""
-    storage = MemoryStorage()
+def serving(database: str | None = None) -> Iterator[Site]:
+    """Serve on a free port of the loopback address until the block ends, from memory unless a database is named."""
+    storage = open_storage(database) if database else MemoryStorage()
     config = uvicorn.Config(create_app(Settings(), storage), port=0, log_config=None, access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -42,6 +42,7 @@ def test_the_worked_case_reads_as_it_is() -> None:
     [
         ({"status": Status.OK, "window": window(0.92, 0.94)}, "Restart with"),
         ({"status": Status.OK, "changes": ()}, "Keep the flags that run now"),
+        ({"status": Status.AT_RISK, "changes": ()}, "Keep the flags that run now, and verify"),
         ({"status": Status.INFEASIBLE, "flags": {}}, "No fraction holds this target"),
         ({"status": Status.NOT_ENOUGH_EVIDENCE, "flags": {}}, "Not enough evidence for advice"),
     ],

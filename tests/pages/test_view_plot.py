@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from kvyield_server.domain.observation import Measurements, Outcome
 from kvyield_server.pages.views.plot import fractions, line_view, starts_view, thinned
-from kvyield_server.schemas.predictions import prediction_out
 from pages.values import observation, prediction
 
 
@@ -46,7 +45,7 @@ def test_the_lines_reach_all_that_must_be_seen() -> None:
 
 def test_the_table_says_what_the_lines_draw() -> None:
     """Each line of the table holds the plot's own figures, with units; unknown ones are dashes."""
-    view = line_view([(0.9, prediction_out(prediction(100_000, 5.5))), (0.95, prediction_out(prediction(None, None)))])
+    view = line_view([(0.9, prediction(100_000, 5.5)), (0.95, prediction(None, None))])
     first, second = view.rows
     assert (first.fraction, first.pool, first.pool_span) == ("0.9", "100,000", "99,000 to 101,000")
     assert (first.free, first.free_span) == ("5.5 GiB", "5.4 to 5.6")
@@ -56,7 +55,7 @@ def test_the_table_says_what_the_lines_draw() -> None:
 
 def test_a_line_that_nothing_is_known_of_is_not_drawn() -> None:
     """Without any estimate there is no band at all."""
-    assert line_view([(0.9, prediction_out(prediction(None, 5.5)))]).data["pool"] is None
+    assert line_view([(0.9, prediction(None, 5.5))]).data["pool"] is None
 
 
 def test_a_start_without_a_pool_keeps_its_place_on_the_axis() -> None:

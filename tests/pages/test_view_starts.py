@@ -9,7 +9,7 @@ from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.observation import memory_steps, observation_view
 from kvyield_server.pages.views.pairs import alerts_of, labels_of, memory_text, pair_row
 from kvyield_server.pages.views.starts import note_of, start_row, verification_text
-from kvyield_server.schemas.pairs import fit_out, pair_out
+from kvyield_server.schemas.pairs import pair_out
 from kvyield_server.storage.records import Pair
 from pages.values import HARDWARE, NOON, kept, observation, summary
 
@@ -59,13 +59,13 @@ def test_a_flag_that_one_start_does_not_know_differs() -> None:
 
 def test_the_page_of_a_start_says_where_values_come_from() -> None:
     """Source, use in the fit and its reason are told."""
-    view = observation_view(kept(observation(source="log")), [fit_out(summary())])
+    view = observation_view(kept(observation(source="log")), [summary()])
     assert (view.source, view.fit_use, view.fit_reason) == (
         "the engine's log",
         "a point on the line",
         "a start that became ready",
     )
-    gone = observation_view(kept(observation(), retracted_at=NOON, retraction_reason="x"), [fit_out(summary())])
+    gone = observation_view(kept(observation(), retracted_at=NOON, retraction_reason="x"), [summary()])
     assert gone.fit_use == "left out"
 
 
@@ -94,7 +94,7 @@ def test_a_failure_is_told_as_far_as_it_is_known() -> None:
 
 def test_a_pair_shouts_only_what_someone_should_look_at() -> None:
     """Drift comes first, each label once; what the count of failures says already is left out."""
-    fits = [fit_out(summary(labels=("confounded", "oom_startup"))), fit_out(summary(labels=("drift", "capped")))]
+    fits = [summary(labels=("confounded", "oom_startup")), summary(labels=("drift", "capped"))]
     assert alerts_of(fits) == ("drift", "confounded")
     assert labels_of(fits[1]) == (("drift", True), ("capped", False))
     assert labels_of(fits[0]) == (("confounded", True),)
@@ -105,6 +105,6 @@ def test_a_pair_without_a_start_left_is_still_listed() -> None:
     pair = Pair(id=UUID(int=9), hardware=HARDWARE, model=observation().model, created_at=NOON)
     row = pair_row(pair_out(pair), None, [], 0)
     assert (row.pool_tokens, row.last_outcome, row.starts) == ("—", None, "0 starts")
-    full = pair_row(pair_out(pair), kept(observation()), [fit_out(summary())], 2)
+    full = pair_row(pair_out(pair), kept(observation()), [summary()], 2)
     assert (full.hardware, full.fraction, full.failures) == ("8 × NVIDIA H200", "0.9", "2 failures")
     assert memory_text(HARDWARE) == "139.72 GiB per GPU"

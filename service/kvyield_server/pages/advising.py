@@ -9,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kvyield_server.api.services import Services
-from kvyield_server.domain.answers import Advice, Question
+from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.observation import FRACTION_FLAG, Flags
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.asking import Asked, asked, default_target
 from kvyield_server.pages.views.advice import FORMATS, advice_view
 from kvyield_server.pages.views.plot import LineView, fractions, line_view, overlay
 from kvyield_server.schemas.common import EstimateOut
-from kvyield_server.schemas.predictions import prediction_out
 from kvyield_server.schemas.recommendations import QuestionIn, advice_out, question_of
 from kvyield_server.schemas.selectors import selector_fields, selector_kept
 from kvyield_server.usecases.deployments import Subject, subject_of
 from kvyield_server.usecases.ports import Pair, StoredRecommendation, UnitOfWork
-from kvyield_server.usecases.predict import predict
 from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
 
@@ -106,7 +104,8 @@ def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> Answer:
 
 def texts_of(advice: Advice) -> dict[str, str]:
     """Return the advice as text to paste, in each form; nothing when there is nothing to restart with."""
-    return {key: rendered(advice, key).rstrip() for key, _ in FORMATS} if advice.flags else {}
+    is_worth_a_restart = advice.status in (Status.OK, Status.AT_RISK) and bool(advice.flags)
+    return {key: rendered(advice, key).rstrip() for key, _ in FORMATS} if is_worth_a_restart else {}
 
 
 def line_of(answer: Answer) -> LineView:
@@ -115,8 +114,7 @@ def line_of(answer: Answer) -> LineView:
     edges = (window.lowest, window.highest) if window else ()
     shown = (answer.running_fraction, answer.advice.flags.get(name), *edges)
     along = fractions(answer.fit.starts, shown, POINTS)
-    predictions = predict(answer.subject, [{**answer.flags, name: fraction} for fraction in along])
-    return line_view(list(zip(along, map(prediction_out, predictions), strict=True)))
+    return line_view([(fraction, answer.fit.predict({**answer.flags, name: fraction})) for fraction in along])
 
 
 def prompt_need(answer: Answer) -> EstimateOut:

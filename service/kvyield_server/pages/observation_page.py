@@ -17,7 +17,6 @@ from kvyield_server.pages.views.observation import observation_view
 from kvyield_server.pages.views.pairs import hardware_text
 from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import RetractionIn, from_domain
-from kvyield_server.schemas.pairs import fit_out
 from kvyield_server.usecases.browse import stored_observation, stored_pair
 from kvyield_server.usecases.ports import Role, UnitOfWork
 from kvyield_server.usecases.retract import retract
@@ -50,7 +49,7 @@ async def _shown(request: Request[Any, Any, Any], observation_id: UUID, fault: s
     def work(uow: UnitOfWork) -> dict[str, Any]:
         start = from_domain(stored_observation(uow, observation_id))
         pair = stored_pair(uow, start.pair_id)
-        fits = [fit_out(fit.summary) for fit in services.fits.of_pair(uow, pair).deployments]
+        fits = [fit.summary for fit in services.fits.of_pair(uow, pair).deployments]
         row = {"model": pair.model.name, "hardware": hardware_text(start.hardware)}
         return {"start": start, "row": row, "line": start_row(start), "view": observation_view(start, fits)}
 

@@ -24,7 +24,6 @@ from kvyield_server.pages.views.pairs import labels_of, memory_text
 from kvyield_server.pages.views.plot import starts_view
 from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import from_domain
-from kvyield_server.schemas.pairs import fit_out
 from kvyield_server.usecases.browse import stored_observation, stored_pair
 from kvyield_server.usecases.ports import Pair, UnitOfWork
 
@@ -120,9 +119,9 @@ def _fitted(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
     fits = services.fits.of_pair(uow, pair)
     if not fits.deployments:
         return {"fit": None, "deployments": []}
-    summaries = [fit_out(deployment.summary) for deployment in fits.deployments]
+    summaries = [deployment.summary for deployment in fits.deployments]
     chosen = chosen_deployment(fits, given) or fits.deployments[0]
-    fit = fit_out(chosen.summary)
+    fit = chosen.summary
     return {
         "fit": fit,
         "deployments": summaries,

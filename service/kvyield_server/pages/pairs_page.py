@@ -13,7 +13,7 @@ from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import LOOKS, services_and_gate
 from kvyield_server.pages.views.pairs import PairRow, pair_row
 from kvyield_server.schemas.observations import from_domain
-from kvyield_server.schemas.pairs import fit_out, pair_out
+from kvyield_server.schemas.pairs import pair_out
 from kvyield_server.usecases.browse import pairs_page
 from kvyield_server.usecases.ports import ObservationFilter, Pair, UnitOfWork
 from kvyield_server.usecases.tokens import is_loopback
@@ -47,7 +47,7 @@ def row_of(uow: UnitOfWork, services: Services, pair: Pair) -> PairRow:
     fits = services.fits.of_pair(uow, pair).deployments
     failures = sum(start.outcome is not Outcome.READY for fit in fits for start in fit.starts)
     last = from_domain(newest[0]) if newest else None
-    return pair_row(pair_out(pair), last, [fit_out(fit.summary) for fit in fits], failures)
+    return pair_row(pair_out(pair), last, [fit.summary for fit in fits], failures)
 
 
 def first_visit(request: Request[Any, Any, Any], *, needs_token: bool) -> dict[str, Any]:

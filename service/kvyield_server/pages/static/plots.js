@@ -50,11 +50,13 @@
     label(u.ctx, text, x + (isRight ? -6 : 6) * r, top + (16 + 16 * row) * r, ink, isRight ? "right" : "left");
   }
 
-  function horizontal(u, value, ink, dash, text) {
+  function horizontal(u, value, ink, dash, text, short) {
     const { left, top, width, height } = u.bbox, y = u.valToPos(value, "y", true), r = ratio();
     if (y < top - 1 || y > top + height + 1) return;
     rule(u, [left, y], [left + width, y], ink, dash, 1.25);
-    label(u.ctx, text, left + 8 * r, y - 3 * r, ink);
+    u.ctx.font = `${12 * r}px system-ui, sans-serif`;
+    const said = u.ctx.measureText(text).width + 16 * r > width ? short : text;
+    label(u.ctx, said, left + 8 * r, y - top < 18 * r ? y + 17 * r : y - 3 * r, ink);
   }
 
   function over(which) {
@@ -66,7 +68,7 @@
       c.clip();
       const isPool = which === "pool";
       if (advice) {
-        if (isPool) horizontal(u, advice.target, colour("--ink"), [6, 4], `target ${tokens(advice.target)} tokens`);
+        if (isPool) horizontal(u, advice.target, colour("--ink"), [6, 4], `target ${tokens(advice.target)} tokens`, "target");
         if (!isPool && advice.need) need(u);
         if (advice.running !== advice.advised) vertical(u, advice.running, colour("--muted"), [2, 3], isPool ? `running ${advice.running}` : "", 1);
         vertical(u, advice.advised, colour("--accent"), [], isPool ? `advised ${advice.advised}` : "", 0);
@@ -81,7 +83,7 @@
     const top = u.valToPos(high, "y", true), bottom = u.valToPos(low, "y", true);
     c.fillStyle = colour("--need");
     c.fillRect(left, top, width, Math.max(bottom - top, 1));
-    horizontal(u, median, colour("--amber"), [6, 4], `a prompt of ${tokens(advice.target)} tokens needs ${gib(median)}`);
+    horizontal(u, median, colour("--amber"), [6, 4], `a prompt of ${tokens(advice.target)} tokens needs ${gib(median)}`, `needs ${gib(median)}`);
   }
 
   function place(u, start, which) {
@@ -149,6 +151,7 @@
     const ink = colour("--muted"), grid = { stroke: colour("--faint"), width: 1 }, ticks = { stroke: colour("--line"), width: 1, size: 4 };
     const isPool = which === "pool", font = "12px system-ui, sans-serif", band = line[which];
     const measured = curve.starts.map((s) => (isPool ? s.pool : s.free));
+    const most = Math.max(1, ...curve.starts.map((s) => s.pool || 0), ...(line.pool ? line.pool.high : []), advice ? advice.target : 0);
     const none = { show: false };
     return {
       width: node.clientWidth, height,
@@ -160,7 +163,7 @@
       },
       axes: [
         { stroke: ink, grid, ticks, font, size: isPool ? 26 : 24, label: isPool ? undefined : curve.flag, labelFont: font, labelSize: 20, labelGap: 0, values: (u, all) => all.map((v) => +v.toFixed(4)), space: 60 },
-        { stroke: ink, grid, ticks, font, size: 64, values: (u, all) => all.map((v) => (isPool ? tokens(v) : +v.toFixed(2))) },
+        { stroke: ink, grid, ticks, font, size: tokens(most).length * 7 + 14, values: (u, all) => all.map((v) => (isPool ? tokens(v) : +v.toFixed(2))) },
       ],
       series: [{}, ...[colour("--accent"), "transparent", "transparent"].map((stroke) => ({ stroke, width: 1.75, points: none, pxAlign: 0 }))],
       bands: [{ series: [3, 2], fill: colour("--band") }],

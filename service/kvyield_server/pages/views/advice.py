@@ -100,7 +100,7 @@ def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, st
         figures=_figures(advice, target_tokens),
         changes=tuple(_change(change) for change in advice.changes),
         restarts=figure(plan.expected if plan else None, 1),
-        minutes=f"{figure(plan.minutes, 1)} min" if plan and plan.minutes is not None else "",
+        minutes=f"{figure(plan.minutes, 1)} min" if plan and plan.minutes else "",
         verification=duration(advice.verification_seconds),
         window=_window(advice),
         warnings=tuple(warning.detail for warning in advice.warnings),
@@ -117,7 +117,7 @@ def _heading(advice: AdviceOut) -> str:
     if advice.status is Status.NOT_ENOUGH_EVIDENCE:
         return "Not enough evidence for advice"
     if not advice.changes and advice.flags:
-        return "Keep the flags that run now"
+        return "Keep the flags that run now" + ("" if advice.status is Status.OK else ", and verify")
     return "Restart with" if advice.status is Status.OK else "Restart with, then verify"
 
 

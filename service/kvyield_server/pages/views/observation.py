@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from kvyield_server.domain.answers import FitSummary
 from kvyield_server.domain.observation import Measurements, Verification
 from kvyield_server.pages.views.comparison import MEASUREMENT_WORDS, measurement_text
 from kvyield_server.pages.views.words import UNKNOWN, duration, flag_value, gib, label_word, tokens
 from kvyield_server.schemas.observations import ObservationOut
-from kvyield_server.schemas.pairs import FitOut
 
 SOURCE_WORDS = {
     "log": "the engine's log",
@@ -65,7 +66,7 @@ class ObservationView:
     fit_reason: str
 
 
-def observation_view(start: ObservationOut, fits: list[FitOut]) -> ObservationView:
+def observation_view(start: ObservationOut, fits: Sequence[FitSummary]) -> ObservationView:
     """Return all that is known of a start, and what became of it in the fits of its pair."""
     use, reason = _fit_use(start, fits)
     return ObservationView(
@@ -147,7 +148,7 @@ def _answer(item: Verification) -> str:
     return f"{item.answer_received} (expected {item.answer_expected})"
 
 
-def _fit_use(start: ObservationOut, fits: list[FitOut]) -> tuple[str, str]:
+def _fit_use(start: ObservationOut, fits: Sequence[FitSummary]) -> tuple[str, str]:
     if start.retracted_at is not None:
         return "left out", "It was retracted."
     for fit in fits:

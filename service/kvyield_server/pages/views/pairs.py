@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
+from kvyield_server.domain.answers import FitSummary
 from kvyield_server.domain.observation import Hardware, Outcome
 from kvyield_server.pages.views.starts import fraction_text
 from kvyield_server.pages.views.words import UNKNOWN, engine_word, figure, gib, label_word, outcome_word, plural, tokens
 from kvyield_server.schemas.observations import ObservationOut
-from kvyield_server.schemas.pairs import FitOut, PairOut
+from kvyield_server.schemas.pairs import PairOut
 
 SHOUTING = ("drift", "confounded", "slope_disagreement")
 QUIET = frozenset({"refused", "oom_startup", "oom_runtime"})
@@ -38,7 +39,7 @@ class PairRow:
     failures: str
 
 
-def pair_row(pair: PairOut, last: ObservationOut | None, fits: Sequence[FitOut], failures: int) -> PairRow:
+def pair_row(pair: PairOut, last: ObservationOut | None, fits: Sequence[FitSummary], failures: int) -> PairRow:
     """Return the line of a pair from its newest start, its fits and how many of its starts failed."""
     measured = last.measurements if last else None
     return PairRow(
@@ -71,13 +72,13 @@ def memory_text(hardware: Hardware) -> str:
     return f"{gib(hardware.memory_gib)} {'unified' if hardware.unified_memory else 'per GPU'}"
 
 
-def alerts_of(fits: Sequence[FitOut]) -> tuple[str, ...]:
+def alerts_of(fits: Sequence[FitSummary]) -> tuple[str, ...]:
     """Return the labels that ask for attention, each once, the most serious first."""
     found = {label for fit in fits for label in fit.labels}
     return tuple(label_word(label) for label in SHOUTING if label in found)
 
 
-def labels_of(fit: FitOut) -> tuple[tuple[str, bool], ...]:
+def labels_of(fit: FitSummary) -> tuple[tuple[str, bool], ...]:
     """Return a fit's labels in plain words, each with whether it asks for attention."""
     shown = [label for label in fit.labels if label not in QUIET]
     return tuple((label_word(label), label in SHOUTING) for label in shown)

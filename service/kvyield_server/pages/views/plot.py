@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from kvyield_server.domain.answers import Prediction
 from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Outcome, Scalar
 from kvyield_server.pages.views.words import figure, gib, outcome_word, span_gib, span_tokens, tokens
-from kvyield_server.schemas.common import EstimateOut
-from kvyield_server.schemas.predictions import PredictionOut
+from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out
 from kvyield_server.schemas.recommendations import AdviceOut
 
 T = TypeVar("T")
@@ -62,12 +62,12 @@ def fractions(starts: Iterable[Observation], others: Iterable[Scalar], points: i
     return [round(low + (high - low) * index / (points - 1), 6) for index in range(points)]
 
 
-def line_view(points: Sequence[tuple[float, PredictionOut]]) -> LineView:
+def line_view(points: Sequence[tuple[float, Prediction]]) -> LineView:
     """Return the fitted lines through predictions along the fraction."""
     data = {
         "fraction": [fraction for fraction, _ in points],
-        "pool": _band([prediction.pool_tokens for _, prediction in points]),
-        "free": _band([prediction.free_at_ready_gib for _, prediction in points]),
+        "pool": _band([tokens_out(prediction.pool_tokens) for _, prediction in points]),
+        "free": _band([estimate_out(prediction.free_at_ready_gib, digits=3) for _, prediction in points]),
     }
     return LineView(data=data, rows=tuple(_row(*point) for point in _sampled(points, TABLE_ROWS)))
 
@@ -135,8 +135,8 @@ def _start(start: Observation) -> dict[str, Any]:
     }
 
 
-def _row(fraction: float, prediction: PredictionOut) -> NumberRow:
-    pool, free = prediction.pool_tokens, prediction.free_at_ready_gib
+def _row(fraction: float, prediction: Prediction) -> NumberRow:
+    pool, free = tokens_out(prediction.pool_tokens), estimate_out(prediction.free_at_ready_gib, digits=3)
     return NumberRow(
         fraction=figure(fraction, 4),
         pool=tokens(pool.median if pool else None),
