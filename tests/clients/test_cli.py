@@ -262,6 +262,21 @@ def test_import_offline_spools(offline: None, log: Path, home: Path) -> None:
     assert spool_of(home).pending_count() == 1
 
 
+def test_a_dead_or_slow_engine_leaves_the_log_alone(
+    online: StandIn, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an engine that is away, drips or answers rubbish, the log is posted as it is, with a note."""
+    monkeypatch.setattr("kvyield.cli.observe.ENGINE_SECONDS", 0.3)
+    with faults.stand_in() as engine:
+        for fault in (faults.drip_headers, faults.drip_body, faults.cut):
+            engine.faults.append(fault)
+            result = run("observe", "--log", log, *FACTS, "--server", engine.url)
+            assert result.exit_code == 0, result.output
+            assert "endpoints could not be read" in result.stderr
+    assert run("observe", "--server", "http://127.0.0.1:9", *FACTS).exit_code == 1
+    assert len(online.stored) == 1
+
+
 def test_history_shows_and_prints(online: StandIn, log: Path) -> None:
     """The ledger as a table, and as one JSON object a line."""
     assert "no start fits" in run("history").stdout

@@ -188,6 +188,14 @@ def test_wrong_addresses_are_told_before_any_call(url: str) -> None:
         Client(url)
 
 
+@pytest.mark.parametrize("token", ["a\nb", "t\u00f6ken", "a\x00"])
+def test_wrong_tokens_are_told_before_any_call(token: str) -> None:
+    """A token that no header can carry is a ConfigError that does not repeat it."""
+    with pytest.raises(ConfigError) as caught:
+        Client("http://127.0.0.1:1", token)
+    assert token not in str(caught.value)
+
+
 def test_loopback_ignores_proxies(service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """A proxy in the environment does not come between the client and a service on the same host."""
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")

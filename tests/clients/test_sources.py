@@ -74,6 +74,14 @@ def test_names_stand_for_files_folders_and_globs(tmp_path: Path) -> None:
             sources.expand([name])
 
 
+def test_pipes_and_devices_are_not_imported(tmp_path: Path) -> None:
+    """A name that is no regular file could be read for ever, so it is refused."""
+    os.mkfifo(tmp_path / "pipe.log")
+    for name in (str(tmp_path / "pipe.log"), "/dev/zero"):
+        with pytest.raises(SourceError, match="no regular file"):
+            sources.expand([name])
+
+
 def test_the_journal_is_asked_for_all_lines_with_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """journalctl gets the unit and is told to show full times and long lines."""
     script(tmp_path, "journalctl", 'echo "$@"', monkeypatch)

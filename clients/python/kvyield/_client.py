@@ -87,6 +87,8 @@ def _headers(settings: Settings) -> dict[str, str]:
         "user-agent": f"kvyield/{__version__}",
     }
     if settings.token:
+        if not settings.token.isascii() or not settings.token.isprintable():
+            raise ConfigError("the token holds signs that no token has (line ends, control or non-ASCII signs)")
         headers["authorization"] = f"Bearer {settings.token}"
     return headers
 

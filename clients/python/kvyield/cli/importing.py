@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvyield._errors import SourceError
 from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of
 from kvyield.cli._run import DONE, FAILED, REFUSED, say
 from kvyield.cli._tables import table
@@ -68,11 +71,14 @@ def _readings(files: Sequence[Path], extras: Extras, engine: str | None, jobs: i
     if count == 1 or (jobs is None and size < WORTH_A_PROCESS_BYTES):
         yield from (read_file(file, extras, engine) for file in files)
         return
-    with ProcessPoolExecutor(count, mp_context=get_context("spawn")) as pool:
+    ignored = (signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to answer
+    with ProcessPoolExecutor(count, get_context("spawn"), initializer=signal.signal, initargs=ignored) as pool:
         futures = [pool.submit(read_file, file, extras, engine) for file in files]
         try:
             while futures:
                 yield futures.pop(0).result()
+        except BrokenProcessPool as error:
+            raise SourceError("a reading process was killed (out of memory?); --jobs 1 reads in this one") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
 

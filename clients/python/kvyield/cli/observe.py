@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvyield._errors import IncompleteError, SourceError
+from kvyield._errors import DeadlineError, IncompleteError, SourceError
 from kvyield.cli._options import (
     chosen_source,
     client_of,
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kvyield.config import Settings
     from kvyield.delivery import Delivery
     from kvyield.intake import Get, Reading
+
+ENGINE_SECONDS = 15.0
 
 
 @click.command()
@@ -86,11 +88,18 @@ def read_log(given: dict[str, Any], settings: Settings) -> Reading:
 def engine_getter(url: str, key: str | None) -> Get:
     """Reads paths of the running engine, each over a connection of its own, so that none is left open."""
     from kvyield._engine_http import open_engine  # noqa: PLC0415
+    from kvyield._transfer import within  # noqa: PLC0415
 
-    def get(path: str) -> tuple[int, bytes]:
+    def ask(path: str) -> tuple[int, bytes]:
         with open_engine(url, key) as http:
             reply = http.get(path)
         return reply.status, reply.body
+
+    def get(path: str) -> tuple[int, bytes]:
+        answer = within(ENGINE_SECONDS, lambda: ask(path))
+        if answer is None:
+            raise DeadlineError(f"{url}{path} did not answer within {ENGINE_SECONDS:.0f} s")
+        return answer
 
     return get
 
@@ -101,7 +110,7 @@ def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
     if reading.unfinished:
         say(f"kvyield: {reading.unfinished} start(s) in {reading.name} were not ready yet; run again when they are")
     if not starts and not reading.unfinished and not reading.lines:
-        raise SourceError(f"{reading.name} tells of no engine start; is it empty?")
+        raise SourceError(f"no engine start: nothing was read from {reading.name}")
     if not starts and not reading.unfinished:
         raise SourceError(
             f"no engine start in {reading.name} ({reading.lines:,} lines read); expected the start-up lines of SGLang, "
