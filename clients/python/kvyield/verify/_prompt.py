@@ -84,7 +84,7 @@ def fit_prompt(tokens: int, seed: int, count: Count, words: int | None = None) -
         tried.add(guess)
         if counted <= tokens and (best is None or counted > best[1]):
             best = (prompt, counted)
-        guess = _next_guess(guess, counted, tokens)
+        guess = min(2 * tokens, _next_guess(guess, counted, tokens))
     if best is None:
         raise ValueError(f"{tokens} tokens are too few for a verification prompt")
     return _padded(best, tokens, seed, count)
@@ -108,8 +108,8 @@ class Rate:
     frame_tokens: float = 90.0
 
     def words(self, tokens: int) -> int:
-        """Words of filler that make about ``tokens`` tokens."""
-        return max(0, int((tokens - self.frame_tokens) / self.tokens_per_word))
+        """Words of filler that make about ``tokens`` tokens; two a token at most, whatever a server has counted."""
+        return min(2 * tokens, max(0, int((tokens - self.frame_tokens) / self.tokens_per_word)))
 
     def through(self, words: int, tokens: int) -> Rate:
         """The line with the same frame through a prompt of ``words`` that the engine counted as ``tokens``."""

@@ -18,6 +18,7 @@ from kvyield.verify._result import Outcome, Sent, Verified, is_out_of_memory, no
 from kvyield.verify._server import Server, find_server, flush_cache, is_alive, token_counter
 
 WARM_UP_TOKENS = 2048
+LONG_GAP_SECONDS = 0.25
 UNDER = 0.9985
 """Prompts made by a measured rate aim this far below, inside the 0.5 %, so that none exceeds the server's limit."""
 
@@ -214,6 +215,8 @@ class _Run:
         fault = summary(sent)
         outcome, message = self._outcome([item.error for item in sent if item.error], samples)
         error = f"{during}{fault}" + (f"; {message}" if message else "") if fault else None
+        if samples and samples.longest_gap_seconds > LONG_GAP_SECONDS:
+            self._note(f"memory was not read for up to {samples.longest_gap_seconds:.1f} s: a short dip may be missed")
         if samples and samples.error:
             self._note(f"{samples.failed_readings} memory readings failed: {samples.error}")
         return Verified(to_wire(tokens, sent, samples, error), outcome, message)

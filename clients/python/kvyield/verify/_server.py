@@ -13,6 +13,8 @@ from kvyield._engine_http import EngineError, EngineHttp, EngineRefusedError, En
 Kind = Literal["sglang", "vllm", "openai"]
 SGLANG_RESERVED_TOKENS = 7
 COUNT_SECONDS = 60.0
+MOST_GPUS = 64
+PROXY_WITHOUT_SERVER = (502, 503, 504)
 FLUSH_SECONDS = 30.0
 
 
@@ -121,6 +123,8 @@ def _gpus(info: Mapping[str, Any]) -> tuple[int, ...] | None:
         return None
     if not info.get("enable_dp_attention"):
         ranks *= _whole_number(info.get("dp_size")) or 1
+    if ranks > MOST_GPUS:
+        return None
     first, step = _whole_number(info.get("base_gpu_id")) or 0, _whole_number(info.get("gpu_id_step")) or 1
     return tuple(first + step * rank for rank in range(ranks))
 
@@ -177,7 +181,8 @@ def is_alive(http: EngineHttp, grace_seconds: float) -> bool:
     ends = time.monotonic() + grace_seconds
     while True:
         try:
-            http.get("/v1/models", timeout_seconds=5.0)
+            if http.get("/v1/models", timeout_seconds=5.0).status in PROXY_WITHOUT_SERVER:
+                return False
         except EngineUnreachableError:
             return False
         except EngineError:
