@@ -132,7 +132,7 @@ VLLM = [
     (0, "(APIServer pid=1) INFO 11-29 12:00:00 [u.py:1] non-default args: {{'gpu_memory_utilization': {fraction}}}"),
     (
         5,
-        "(EngineCore_DP0 pid=6) INFO 11-29 12:00:09 [c.py:1] Initializing a V1 LLM engine (v0.26.0) with config: max_seq_len=4096",
+        "(EngineCore pid=6) INFO 11-29 12:00:09 [c.py:1] Initializing a V1 LLM engine (v0.26.0) with config: a=1",
     ),
     (7, "(Worker_TP0 pid=8) INFO 11-29 12:00:19 [g.py:1] Model loading took 15.31 GiB and 1.8 seconds"),
     (7, "(Worker_TP0 pid=8) INFO 11-29 12:00:29 [g.py:1] Available KV cache memory: 10.77 GiB"),
@@ -148,11 +148,9 @@ def vllm_journal(main: int, fraction: float, pool: int) -> list[str]:
 
 
 def vllm_seen(lines: list[str]) -> list[tuple[Any, ...]]:
-    found = [
-        (s.flags["gpu_memory_utilization"].value, s.outcome, s.measurements["pool_tokens"].value)
-        for s in read_starts(lines)
-    ]
-    return sorted(found)
+    """Fraction, outcome and pool of each start."""
+    flag, figure = "gpu_memory_utilization", "pool_tokens"
+    return sorted((s.flags[flag].value, s.outcome, s.measurements[figure].value) for s in read_starts(lines))
 
 
 def test_children_of_one_server_are_one_start():

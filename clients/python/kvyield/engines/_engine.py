@@ -147,9 +147,11 @@ class StartReader(ABC):
             self.start.excerpt.append(quote(record.text, 300))
 
     def flag(self, name: str, value: Scalar, source: str) -> None:
+        """Set a flag; None is a flag known to be off."""
         self.start.flags[name] = Sourced(value, source)
 
     def fact(self, name: str, value: Scalar, source: str) -> None:
+        """Set a fact, unless it is empty or already known."""
         if value is not None and value != "":
             self.start.facts.setdefault(name, Sourced(value, source))
 

@@ -63,6 +63,7 @@ class Problems:
         self._down = False
 
     def add(self, problem: Problem) -> None:
+        """Hold a problem if it weighs more than the one held."""
         if self._down:
             problem.final = True
         if self.cause is None or problem.weight > self.cause.weight:

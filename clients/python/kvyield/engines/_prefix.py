@@ -98,7 +98,8 @@ def _time(found: dict[str, str]) -> datetime | None:
             return datetime.fromtimestamp(float(found["epoch"]), timezone.utc)
         if "month" in found:
             hour, minute, second = map(int, found["clock"].split(":"))
-            return datetime(UNKNOWN_YEAR, MONTHS.index(found["month"]) + 1, int(found["day"]), hour, minute, second)  # noqa: DTZ001
+            month, day = MONTHS.index(found["month"]) + 1, int(found["day"])
+            return datetime(UNKNOWN_YEAR, month, day, hour, minute, second)  # noqa: DTZ001  # journald names no zone
     except (ValueError, OverflowError):
         return None
     return None

@@ -83,6 +83,7 @@ class Ranks:
         return self._ranks.setdefault(name, Rank())
 
     def load_begins(self, rank: Rank, text: str, source: str) -> None:
+        """Weights start to load; the first time, before any pool, what is free is T."""
         available = _available(text, source)
         if available and rank.before_load is None and not rank.pool_begun:
             rank.before_load = available
@@ -100,18 +101,21 @@ class Ranks:
             keep(rank.weights, (float(usage[1]), source))
 
     def pool_line(self, rank: Rank, text: str, source: str) -> None:
+        """A pool was allocated; a line cut inside its sizes tells none."""
         tokens, sizes = TOKENS.search(text), _SIZES.search(text)
         gib = round(sum(float(size) for size in sizes.groups() if size), 4) if sizes else None
         keep(rank.pools, Pool(int(tokens[1]) if tokens else None, gib, source))
         rank.pool_begun = True
 
     def pool_ends(self, rank: Rank, text: str, source: str) -> None:
+        """What is free after a pool; with a draft's the last one counts."""
         available = _available(text, source)
         rank.pool_begun = True
         rank.pool_end = available or rank.pool_end
         rank.last_available = available or rank.last_available
 
     def graph_ends(self, rank: Rank, text: str, source: str) -> None:
+        """Graphs of one kind were captured."""
         available, usage = _available(text, source), USAGE.search(text)
         rank.last_available = available or rank.last_available
         if usage:

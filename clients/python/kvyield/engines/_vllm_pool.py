@@ -33,6 +33,7 @@ class VllmMemory:
 
     @property
     def pool_known(self) -> bool:
+        """True once the engine told the size of its pool."""
         return bool(self.tokens or self.blocks)
 
     @property
@@ -46,6 +47,7 @@ class VllmMemory:
         return {"available_kv_cache_gib": least} if least else {}
 
     def weights(self, record: Record, text: str) -> bool:
+        """Weights were loaded, told with four decimals or two."""
         match, short = lines.LOADED.search(text), lines.V0_WEIGHTS.search(text)
         if match:
             _put(self.loaded, record, float(match[1]))
@@ -54,6 +56,7 @@ class VllmMemory:
         return bool(match or short)
 
     def pool(self, record: Record, text: str) -> bool:
+        """GiB, tokens or blocks of the pool, or how many longest requests fit."""
         found = [self._pool_gib(record, text), self._pool_tokens(record, text), self._pool_blocks(record, text)]
         together = lines.CONCURRENCY.search(text)
         if together:
@@ -85,6 +88,7 @@ class VllmMemory:
         return match is not None
 
     def graphs(self, record: Record, text: str) -> bool:
+        """What graphs took, or were estimated to take before the pool was sized."""
         match, pool, estimate = (p.search(text) for p in (lines.GRAPHS, lines.GRAPH_POOL, lines.GRAPH_ESTIMATE))
         if estimate:
             self.estimate = float(estimate[1])

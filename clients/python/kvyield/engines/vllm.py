@@ -40,6 +40,7 @@ class VllmReader(StartReader):
         return kind == "config" or self.openings.get(kind, record.text) == record.text
 
     def feed(self, record: Record) -> None:
+        """Take in one line."""
         text, own = record.text[:LONGEST_LINE], lines.own_time(record.text)
         kind = _opening(text)
         if kind:
