@@ -73,8 +73,19 @@ def test_open_folders_are_closed(spool: Spool) -> None:
 
 def test_the_same_observation_waits_once(spool: Spool) -> None:
     """Adding what waits already does not add a second file."""
-    assert spool.add(sample()) == spool.add(sample())
+    first = spool.add(sample())
+    assert first == spool.add(sample()) == Spool(spool.root).add(sample())
     assert spool.pending_count() == 1
+    first.unlink()
+    assert spool.add(sample()).exists()
+
+
+def test_a_damaged_file_does_not_stand_for_its_observation(spool: Spool) -> None:
+    """When the file that waits under an id is damaged, adding the observation again writes it anew."""
+    spool.add(sample()).write_bytes(b"{")
+    assert [item.observation for item in spool.items() if item.observation] == []
+    spool.add(sample())
+    assert len(spool.send(taken).sent) == 1
 
 
 def test_sending_goes_oldest_first_and_empties(spool: Spool) -> None:
@@ -302,7 +313,7 @@ def test_leftovers_of_killed_processes_are_swept(spool: Spool) -> None:
     for path in (old, young):
         path.write_bytes(b"{")
     os.utime(old, (time.time() - 7200, time.time() - 7200))
-    spool.add(sample(1))
+    Spool(spool.root).add(sample(1))
     assert (old.exists(), young.exists(), len(spool.items())) == (False, True, 2)
 
 

@@ -67,6 +67,8 @@ class Spool:
         self.root = root
         self._pending = root / "pending"
         self._refused = root / "refused"
+        self._by_id: dict[str, Path] = {}
+        self._is_listed = False
 
     def add(self, observation: _wire.Observation) -> Path:
         """Put an observation on disk and return its file; one that waits already is not written twice.
@@ -74,11 +76,21 @@ class Spool:
         Without an ``id`` it gets the one that follows from its content. When this returns, a power cut cannot lose it.
         """
         whole = observation if observation.id else msgspec.structs.replace(observation, id=content_id(observation))
-        self.prepare()
-        waiting = next(self._pending.glob(f"*-{whole.id}.json"), None)
-        return waiting or self._write(
-            self._pending / f"{time.time_ns():020d}-{whole.id}.json", msgspec.json.encode(whole)
-        )
+        content = msgspec.json.encode(whole)
+        waiting = self._known(str(whole.id))
+        if waiting is not None and _bytes(waiting) == content:
+            return waiting
+        path = self._write(self._pending / f"{time.time_ns():020d}-{whole.id}.json", content)
+        self._by_id[str(whole.id)] = path
+        return path
+
+    def _known(self, observation_id: str) -> Path | None:
+        """The file that waits under this id; the folder is listed once, since listing it for each would be slow."""
+        if not self._is_listed:
+            self.prepare()
+            self._by_id = {_id_of(path): path for path in _files(self._pending)}
+            self._is_listed = True
+        return self._by_id.get(observation_id)
 
     def items(self) -> list[Item]:
         """All that waits and all that was refused, oldest first."""
@@ -113,7 +125,7 @@ class Spool:
     def drop(self, name: str) -> bool:
         """Delete one item by its name, or by any beginning of its id that is unique; False when there is none."""
         paths = [*_files(self._pending), *_files(self._refused)]
-        found = [path for path in paths if path.stem == name or path.stem.partition("-")[2].startswith(name)]
+        found = [path for path in paths if path.stem == name or _id_of(path).startswith(name)]
         if len({path.stem for path in found}) > 1:
             raise SpoolError(f"{name!r} fits {len(found)} items; give more of the name")
         for path in found:
@@ -162,8 +174,8 @@ class Spool:
             path = self._write(self._refused / item.path.name, content)
         except SpoolError:
             return self._set_aside_damaged(item)  # a full disk still lets a file move, without the reason
-        for older in self._refused.glob(f"*-{item.path.stem.partition('-')[2]}.json"):
-            if older != path:
+        for older in _files(self._refused):
+            if older != path and _id_of(older) == _id_of(path):
                 _unlink(older)
         _unlink(item.path)
         return Item(path, item.spooled_at, item.observation, reason)
@@ -232,6 +244,10 @@ def _files(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise SpoolError(f"{folder} cannot be read: {reason_of(error)}") from error
+
+
+def _id_of(path: Path) -> str:
+    return path.stem.partition("-")[2]
 
 
 def _bytes(path: Path) -> bytes:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kvyield.config import Settings
     from kvyield.delivery import Delivery
     from kvyield.intake import Reading
+    from kvyield.spool import Spool
 
 WORTH_A_PROCESS_BYTES = 4 * 2**20
 BATCH = 100
@@ -95,25 +96,25 @@ def _with_progress(readings: Iterator[Reading], total: int) -> Iterator[Reading]
 
 
 def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) -> None:
+    from kvyield.spool import Spool  # noqa: PLC0415
+
     waiting: list[tuple[str, _wire.Observation]] = []
+    spool = Spool(settings.spool)
     with client_of(settings, total_seconds=120.0) as client:
         for reading in readings:
             waiting += [(reading.name, one) for one in tally.take(reading)]
             while len(waiting) >= BATCH:
-                _post(waiting[:BATCH], settings, client, tally)
+                _post(waiting[:BATCH], spool, client, tally)
                 del waiting[:BATCH]
         if waiting:
-            _post(waiting, settings, client, tally)
+            _post(waiting, spool, client, tally)
 
 
-def _post(waiting: Sequence[tuple[str, _wire.Observation]], settings: Settings, client: Client, tally: _Tally) -> None:
+def _post(waiting: Sequence[tuple[str, _wire.Observation]], spool: Spool, client: Client, tally: _Tally) -> None:
     from kvyield.delivery import deliver_batch  # noqa: PLC0415
-    from kvyield.spool import Spool  # noqa: PLC0415
 
     names = [name for name, _ in waiting]
-    for name, delivery in zip(
-        names, deliver_batch([one for _, one in waiting], Spool(settings.spool), client), strict=True
-    ):
+    for name, delivery in zip(names, deliver_batch([one for _, one in waiting], spool, client), strict=True):
         tally.settle(name, delivery)
 
 
