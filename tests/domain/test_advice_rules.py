@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from domain.advice_fits import SGLANG_FLAGS, codes, fraction, plain, worked
 from domain.straight_line import (
     DOG,
     KIMI,
-    HandFit,
     StraightLine,
     hand_fit,
     kimi_flags,
@@ -18,82 +18,15 @@ from domain.straight_line import (
     worked_starts,
 )
 from kvyield_server.domain.advice import recommend
-from kvyield_server.domain.answers import Advice, FitSummary, Question, Status
+from kvyield_server.domain.answers import FitSummary, Question, Status
 from kvyield_server.domain.observation import (
     Engine,
     EngineName,
     Failure,
-    Hardware,
-    Model,
-    Observation,
     Outcome,
     Phase,
-    Scalar,
     Verification,
 )
-
-PLAIN = Model(
-    name="plain", facts={"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "head_dim": 128}
-)
-CARD = Hardware(gpu="NVIDIA H200", gpu_count=2, memory_gib=140.4)
-
-
-def codes(advice: Advice) -> set[str]:
-    return {warning.code for warning in advice.warnings}
-
-
-def fraction(advice: Advice) -> float:
-    value = advice.flags[next(iter(advice.flags))]
-    assert isinstance(value, float)
-    return value
-
-
-def worked(*later: Observation) -> HandFit:
-    """Return the worked case with later starts, newest first, the newest that served running."""
-    starts = [*later, *worked_starts()]
-    running = next(each for each in starts if each.outcome in (Outcome.READY, Outcome.OOM_RUNTIME))
-    return replace(hand_fit(worked_line(), starts), running=running)
-
-
-def plain(
-    engine: EngineName, flags: dict[str, Scalar], *, zero: float = 0.2, page: int = 1, free: float = 30.0
-) -> HandFit:
-    """Return a dense model on one card: 100 GiB base, 128 KiB a token, one start with two chunks verified."""
-    line = StraightLine(
-        model=PLAIN,
-        engine=Engine(name=engine, version="1.0"),
-        base=100.0,
-        zero=zero,
-        token_bytes=131072,
-        page_tokens=page,
-        flags=flags,
-    )
-    check = Verification(prompt_tokens=30_000, passed=True, free_before_gib=free, lowest_free_gib=free - 1.0)
-    served = start(
-        1,
-        flags,
-        pool_tokens=400_000,
-        free_at_ready_gib=free,
-        verifications=(check,),
-        model=PLAIN,
-        hardware=CARD,
-        engine=line.engine,
-    )
-    return hand_fit(line, [served])
-
-
-SGLANG_FLAGS: dict[str, Scalar] = {
-    "mem_fraction_static": 0.7,
-    "context_length": 131072,
-    "max_running_requests": 32,
-    "chunked_prefill_size": 8192,
-}
-VLLM_FLAGS: dict[str, Scalar] = {
-    "gpu_memory_utilization": 0.7,
-    "max_model_len": 131072,
-    "max_num_seqs": 32,
-    "max_num_batched_tokens": 8192,
-}
 
 
 def test_ok_has_a_window_and_takes_its_lower_end() -> None:
@@ -103,73 +36,6 @@ def test_ok_has_a_window_and_takes_its_lower_end() -> None:
     assert advice.window is not None
     assert fraction(advice) == advice.window.lowest == pytest.approx(0.689, abs=0.0011)
     assert 0.9 < advice.window.highest < 1.0
-
-
-def test_reply_and_concurrent_requests_need_their_tokens_too() -> None:
-    """The pool holds concurrent times prompt and reply, and there are as many running requests as are asked for."""
-    fit = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "max_running_requests": 2})
-    advice = recommend(fit, Question(target_tokens=90_000, reply_tokens=10_000, concurrent=4))
-    same_pool = recommend(fit, Question(target_tokens=400_000))
-    assert advice.flags["max_running_requests"] == 4
-    assert advice.flags["context_length"] == 131072
-    assert fraction(advice) == fraction(same_pool)
-
-
-def test_each_data_parallel_rank_holds_its_requests_whole() -> None:
-    """Two ranks share four requests, two each: the pool of a rank holds two whole ones."""
-    one = plain(EngineName.SGLANG, SGLANG_FLAGS)
-    two = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "dp_size": 2, "tp_size": 2})
-    question = Question(target_tokens=100_000, concurrent=4)
-    assert fraction(recommend(two, question)) == fraction(recommend(one, replace(question, concurrent=2)))
-    three = recommend(two, replace(question, concurrent=3))
-    assert fraction(three) == fraction(recommend(one, replace(question, concurrent=2)))
-
-
-def test_the_context_length_is_never_lowered() -> None:
-    """A short target keeps SGLang's longer context length, and the pool still holds a prompt and seven tokens."""
-    fit = plain(EngineName.SGLANG, SGLANG_FLAGS)
-    assert recommend(fit, Question(target_tokens=1_000)).flags["context_length"] == 131072
-    exact = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=200_000))
-    assert exact.flags["context_length"] == 200_007
-    assert exact.prediction.pool_tokens is not None
-    assert exact.prediction.pool_tokens.low >= 200_007
-
-
-def test_vllm_keeps_its_longest_request_when_the_pool_holds_it() -> None:
-    """max_model_len stays at the running value while the advised pool holds it."""
-    advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=100_000, concurrent=4))
-    assert advice.flags["max_model_len"] == 131072
-    assert "max_model_len" not in {change.flag for change in advice.changes}
-
-
-def test_vllm_lowers_its_longest_request_when_the_pool_would_not_hold_it() -> None:
-    """Where the advised pool is smaller than max_model_len, vLLM would refuse: it is lowered and listed as a change."""
-    advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=50_000, reply_tokens=500))
-    assert advice.flags["max_model_len"] == 50_500
-    assert {change.flag: change.to_value for change in advice.changes}["max_model_len"] == 50_500
-    assert advice.prediction.pool_tokens is not None
-    assert advice.prediction.pool_tokens.low >= 50_500
-
-
-def test_vllm_raises_its_longest_request_to_the_target() -> None:
-    """A target above max_model_len raises it to prompt and reply."""
-    advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=200_000))
-    assert advice.flags["max_model_len"] == 200_000
-
-
-@pytest.mark.parametrize(
-    ("engine", "flag", "context"),
-    [
-        (EngineName.TENSORRT_LLM, "free_gpu_memory_fraction", "max_seq_len"),
-        (EngineName.LMDEPLOY, "cache_max_entry_count", "session_len"),
-    ],
-)
-def test_engines_with_a_line_through_the_origin(engine: EngineName, flag: str, context: str) -> None:
-    """TensorRT-LLM and LMDeploy are advised in their own fraction flag, on a line through the origin."""
-    advice = recommend(plain(engine, {flag: 0.5}, zero=0.0, page=64, free=50.0), Question(target_tokens=400_000))
-    assert advice.flags[flag] == pytest.approx(0.489, abs=0.0011)
-    assert advice.flags[context] == 400_000
-    assert "from zero" in advice.explanation
 
 
 def test_infeasible_when_the_fraction_leaves_no_memory() -> None:
@@ -251,14 +117,6 @@ def test_running_out_at_run_time_counts_for_prompts_no_shorter() -> None:
     assert fraction(shorter) == 0.926
 
 
-def test_flags_that_the_asker_holds_are_held() -> None:
-    """Held flags appear in the answer under the engine's own names, are not changed, and are changes from running."""
-    fit = plain(EngineName.VLLM, VLLM_FLAGS, page=16)
-    advice = recommend(fit, Question(target_tokens=100_000, flags={"max_running_requests": 7}))
-    assert advice.flags["max_num_seqs"] == 7
-    assert {change.flag: change.reason for change in advice.changes}["max_num_seqs"] == "as the question asks"
-
-
 def test_a_held_fraction_is_judged_as_it_is() -> None:
     """A held fraction that is too small is at risk, with the fraction that would do as a lever."""
     advice = recommend(worked(), Question(target_tokens=200_000, flags={"mem_fraction_static": 0.9}))
@@ -274,15 +132,6 @@ def test_a_held_context_length_that_is_too_short_is_named() -> None:
     advice = recommend(worked(), Question(target_tokens=200_000, flags={"context_length": 100_000}))
     assert (advice.status, advice.binding_constraint) == (Status.INFEASIBLE, "context_length")
     assert "held_flag_too_small" in codes(advice)
-
-
-def test_a_cap_below_the_target_is_taken_out() -> None:
-    """A cap on the pool's tokens that is below the target is removed in the same restart, and says why."""
-    flags = {**SGLANG_FLAGS, "max_total_tokens": 100_000}
-    advice = recommend(plain(EngineName.SGLANG, flags), Question(target_tokens=300_000))
-    change = {each.flag: each for each in advice.changes}["max_total_tokens"]
-    assert (change.from_value, change.to_value) == (100_000, None)
-    assert "--max-total-tokens" not in advice.command_line
 
 
 def test_without_a_line_nothing_is_advised() -> None:
@@ -339,29 +188,6 @@ def test_a_full_length_verification_settles_the_prompt() -> None:
     assert "nothing_verified_at_this_length" not in codes(advice)
 
 
-def test_levers_gain_what_their_flag_gains() -> None:
-    """Fewer requests free memory and no tokens; an 8-bit cache doubles the tokens; a lower target is last."""
-    advice = recommend(worked(), Question(target_tokens=200_000))
-    levers = {next(iter(lever.flags)): lever for lever in advice.alternatives}
-    fewer, half, lower = levers["max_running_requests"], levers["kv_cache_dtype"], advice.alternatives[-1]
-    assert fewer.gain_tokens == 0
-    assert fewer.gain_gib > 0
-    assert half.gain_tokens == pytest.approx(200_225, abs=5)
-    assert half.flags["mem_fraction_static"] == pytest.approx(0.85, abs=0.002)
-    assert half.joint > 0.95
-    assert lower.gain_tokens < 0
-    assert lower.joint > 0.9
-
-
-def test_a_smaller_chunk_is_a_lever_for_plain_attention() -> None:
-    """Halving the chunk halves a dense model's prompt need."""
-    fit = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "chunked_prefill_size": 16384}, free=30.0)
-    advice = recommend(fit, Question(target_tokens=400_000))
-    chunk = next(lever for lever in advice.alternatives if "chunked_prefill_size" in lever.flags)
-    assert chunk.flags["chunked_prefill_size"] == 8192
-    assert chunk.gain_gib > 0.3
-
-
 def test_evidence_of_another_version_and_chunk_is_said() -> None:
     """Verifications and starts of another version, and another chunk, are named in the warnings."""
     newer = replace(
@@ -379,43 +205,3 @@ def test_what_the_history_shows_of_context_length_is_quoted() -> None:
     advice = recommend(fit, Question(target_tokens=200_000))
     said = next(each.detail for each in advice.warnings if each.code == "context_length_does_not_grow_pool")
     assert "32,768 and 200,000" in said.replace("200,000 and 32,768", "32,768 and 200,000")
-
-
-def test_beyond_the_models_own_context_is_said() -> None:
-    """A target above the model's own context length is named."""
-    advice = recommend(worked(), Question(target_tokens=300_000))
-    assert "beyond_model_context" in codes(advice)
-
-
-def test_half_the_weights_is_a_lever_where_they_are_known_to_be_wide() -> None:
-    """Where a log gives 16-bit weights, 8-bit ones are offered: half their memory in tokens, at a lower fraction."""
-    model = replace(PLAIN, facts={**PLAIN.facts, "torch_dtype": "bfloat16"})
-    fit = plain(EngineName.SGLANG, SGLANG_FLAGS)
-    served = fit.starts[0]
-    logged = replace(served, model=model, measurements=replace(served.measurements, weights_gib=20.0))
-    wide = replace(hand_fit(replace(fit.capacity, model=model), [logged]), running=logged)
-    advice = recommend(wide, Question(target_tokens=400_000))
-    lever = next(each for each in advice.alternatives if "quantization" in each.flags)
-    assert lever.gain_tokens == pytest.approx(10 * 2**30 / 131072)
-    assert lever.flags["mem_fraction_static"] == pytest.approx(fraction(advice) - 0.1)
-
-
-def test_giving_the_running_flags_is_said_to_change_nothing() -> None:
-    """Held flags that are the running ones are named as such."""
-    advice = recommend(worked(), Question(target_tokens=200_000, flags={"max_running_requests": 8}))
-    assert "flags_equal_running" in codes(advice)
-
-
-def test_an_unset_context_length_is_the_models_own() -> None:
-    """Where no context length is set, the model's own is stated, not lowered, and no change; vLLM's may be lowered."""
-    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": 131072})
-    for engine, flags, tokens in (
-        (EngineName.SGLANG, {"mem_fraction_static": 0.7}, 131072),
-        (EngineName.VLLM, {"gpu_memory_utilization": 0.7}, 50_000),
-    ):
-        fit = plain(engine, flags, page=16)
-        served = replace(fit.starts[0], model=model)
-        advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), Question(target_tokens=50_000))
-        name = "context_length" if engine is EngineName.SGLANG else "max_model_len"
-        assert advice.flags[name] == tokens
-        assert (name in {change.flag for change in advice.changes}) == (engine is EngineName.VLLM)

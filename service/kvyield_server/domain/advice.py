@@ -16,6 +16,7 @@ from kvyield_server.domain.answers import (
     Status,
     Window,
 )
+from kvyield_server.domain.case import Case, YieldModel, make_case, starting_flags
 from kvyield_server.domain.cautions import cautions
 from kvyield_server.domain.demand import advised_keys
 from kvyield_server.domain.explanation import explain, explain_lack
@@ -23,7 +24,7 @@ from kvyield_server.domain.flags import NAMES, command_line
 from kvyield_server.domain.levers import levers
 from kvyield_server.domain.observation import Flags, Scalar
 from kvyield_server.domain.restart_plan import restart_plan, verification_seconds
-from kvyield_server.domain.solution import Case, Solution, YieldModel, highest_step, make_case, solve, starting_flags
+from kvyield_server.domain.solution import Solution, highest_step, solve
 from kvyield_server.domain.window import fraction_of, headroom_estimate, pool_estimate, rounded
 
 
@@ -82,18 +83,11 @@ def _stated(case: Case, flags: Flags, changes: tuple[Change, ...]) -> dict[str, 
 
 
 def _changes(case: Case, solution: Solution) -> Iterator[Change]:
-    running = case.fit.running.flags if case.fit.running else {}
+    running = case.running if case.fit.running else {}
     for key in advised_keys(case.engine, case.question):
         now, then = solution.flags.get(key), running.get(key)
-        is_unset_default = then is None and now == _own_default(case, key)
-        if now != then and key in solution.flags and not is_unset_default:
+        if now != then and key in solution.flags:
             yield Change(flag=key, from_value=then, to_value=now, reason=_reason(case, solution, key))
-
-
-def _own_default(case: Case, key: str) -> Scalar:
-    """Return what the engine of a running start took for a flag that was not set, where the model's config tells."""
-    is_context = case.fit.running is not None and key == NAMES[case.engine].context
-    return case.fit.free_memory.context_tokens if is_context else None
 
 
 def _reason(case: Case, solution: Solution, key: str) -> str:
@@ -142,7 +136,7 @@ def _basis(case: Case) -> Basis:
 
 def _not_enough(case: Case, flags: Flags) -> Advice:
     lack = explain_lack(case)
-    running = case.fit.running.flags if case.fit.running else {}
+    running = case.running if case.fit.running else {}
     stated = {case.fraction_flag: running.get(case.fraction_flag), **flags}
     advised = {key: stated[key] for key in advised_keys(case.engine, case.question) if stated.get(key) is not None}
     return Advice(

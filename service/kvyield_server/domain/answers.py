@@ -105,13 +105,18 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lever:
-    """A change of flags that gains pool or headroom, with what it is predicted to gain and what it costs."""
+    """A change of flags for one restart, with what that restart gains against the advice and what it costs.
+
+    ``gain_tokens`` of pool and ``gain_gib`` of headroom are of exactly these ``flags``, fraction included. A lower
+    target names itself in ``target_tokens``.
+    """
 
     flags: Flags
     gain_tokens: int
     gain_gib: float
     joint: float
     cost: str
+    target_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +148,10 @@ class RestartPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What a person asks for. None means not said; ``flags`` are flags the asker wants held."""
+    """What a person asks for. None means not said; ``flags`` are flags the asker wants held.
+
+    ``engine_version`` is the version to be restarted, where it may not be the one that the evidence is of.
+    """
 
     target_tokens: int
     reply_tokens: int = 0
@@ -151,6 +159,7 @@ class Question:
     confidence: float = 0.95
     prompt_need_gib: float | None = None
     flags: Flags = field(default_factory=dict)
+    engine_version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

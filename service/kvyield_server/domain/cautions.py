@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvyield_server.domain.answers import Caution, Change
+from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import context_needed, request_tokens
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import Observation
-from kvyield_server.domain.solution import Case, Solution
+from kvyield_server.domain.observation import EngineName, Observation
+from kvyield_server.domain.solution import Solution
 
+_BEYOND_CONTEXT = {
+    EngineName.SGLANG: "SGLang refuses such a {flag} unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+    EngineName.VLLM: "vLLM refuses such a {flag} unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, or RoPE scaling is set",
+    EngineName.TENSORRT_LLM: "TensorRT-LLM cuts {flag} down to what the model allows, or answers poorly beyond it",
+    EngineName.LMDEPLOY: "LMDeploy takes such a {flag}, but the model was not trained for it and answers poorly",
+}
 _NEIGHBOUR_GIB = 0.3
 _NEIGHBOUR_SHARE = 0.06
 
@@ -51,12 +58,11 @@ def _context_length(case: Case, solution: Solution, changes: Sequence[Change]) -
 
 
 def _longest_context(case: Case, name: str) -> Iterator[Caution]:
-    running = case.fit.running
     longest = read_shape(case.fit.capacity.model.facts).context_length
-    asked = request_tokens(case.question)
-    admitted = positive(running.flags, name) if running else None
+    asked, admitted = request_tokens(case.question), case.running_context if case.fit.running else None
     if longest is not None and asked > max(longest, admitted or 0):
-        detail = f"the model's config allows {longest:,} tokens; the engine refuses {asked:,} unless told otherwise."
+        consequence = _BEYOND_CONTEXT[case.engine].format(flag=name)
+        detail = f"The model's config allows {longest:,} tokens, fewer than {asked:,}: {consequence}."
         yield Caution(code="beyond_model_context", detail=detail)
     held = positive(case.held, name)
     if held is not None and held < context_needed(case.engine, case.question):

@@ -43,15 +43,17 @@ def advised_flags(
 ) -> dict[str, Scalar]:
     """Return the flags to restart with, fraction apart: the running ones, the asker's, and what the request demands.
 
-    The context length is never lowered below the running one, which is the model's own where it is unset (vLLM's may
-    be: see ``lowered_context``), and there are at least as many running requests as are asked for at once.
+    The context length is never lowered below the running one (vLLM's may be: see ``lowered_context``). Where it is
+    unset the engine admits what the model does, and it stays unset unless that is unknown or shorter than the request.
+    There are at least as many running requests as are asked for at once.
     """
     names = NAMES[engine]
     held = translated(engine, question.flags)
     flags = {**running, **held}
-    if names.context not in held:
-        context = positive(flags, names.context) or model_context_tokens or 0
-        flags[names.context] = max(context, context_needed(engine, question))
+    needed = context_needed(engine, question)
+    admitted = positive(flags, names.context) or model_context_tokens
+    if names.context not in held and (admitted is None or admitted < needed):
+        flags[names.context] = needed
     requests = positive(flags, names.requests)
     if names.requests not in held and requests is not None and requests < question.concurrent:
         flags[names.requests] = question.concurrent

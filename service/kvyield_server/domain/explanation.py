@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvyield_server.domain.answers import Status
+from kvyield_server.domain.case import Case
 from kvyield_server.domain.flags import NAMES
 from kvyield_server.domain.headroom import LogNormal
-from kvyield_server.domain.solution import Case, Solution
+from kvyield_server.domain.solution import Solution
 from kvyield_server.domain.window import HIGHEST_STEP, pool_estimate
 
 _BINDING = {

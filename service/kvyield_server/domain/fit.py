@@ -35,6 +35,7 @@ from kvyield_server.domain.evidence import Label, Use, classify
 from kvyield_server.domain.fit_summary import CHANGED, basis_kind, not_enough, parameters, warnings_of, whole_pages
 from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
 from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
+from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import (
     Engine,
     EngineName,
@@ -47,6 +48,7 @@ from kvyield_server.domain.observation import (
 )
 from kvyield_server.domain.pooling import Member, pooled_prior
 from kvyield_server.domain.regime import newest_regime
+from kvyield_server.domain.request_table import flags_as_set
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,8 @@ def _setting(group: Group, hardware: Hardware, model: Model) -> Setting:
     assert running is not None
     engine = replace(running.engine, version=running.engine.version or group.key.get("version"))
     model = replace(model, revision=group.key.get("revision"))
-    return Setting(hardware=hardware, model=model, engine=engine, flags=running.flags)
+    flags = flags_as_set(running, read_shape(model.facts).context_length)
+    return Setting(hardware=hardware, model=model, engine=engine, flags=flags)
 
 
 def _find_drift(member: Member, prior: CapacityPrior, others: Sequence[Member]) -> Drift | None:

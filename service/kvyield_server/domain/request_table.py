@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvyield_server.domain.flags import NAMES, positive
-from kvyield_server.domain.observation import EngineName, Flags
+from kvyield_server.domain.observation import EngineName, Flags, Observation
 from kvyield_server.domain.parallel import DATA, DATA_ATTENTION
 from kvyield_server.domain.scalars import as_count, first_given, is_on
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.token_cost import speculation
 
 _GIB = float(2**30)
+FEWEST_REQUESTS, MOST_REQUESTS = 2048, 4096
 SPECULATIVE_REQUESTS = 48
 """SGLang's default of running requests with a draft; without one it follows the pool."""
 
@@ -42,9 +43,9 @@ class RequestTable:
 
     def _from_pool(self, pool: StudentT | None) -> int:
         if pool is None or self.context_tokens is None:
-            return 2048
+            return FEWEST_REQUESTS
         tokens = pool.loc if self.pool_cap is None else min(pool.loc, self.pool_cap)
-        return int(min(4096.0, max(2048.0, tokens / self.context_tokens * 512)))
+        return _requests_of_pool(tokens, self.context_tokens)
 
 
 def request_table(engine: EngineName, flags: Flags, model_context_tokens: int | None) -> RequestTable:
@@ -55,6 +56,30 @@ def request_table(engine: EngineName, flags: Flags, model_context_tokens: int | 
     requests = positive(flags, names.requests) or (SPECULATIVE_REQUESTS if speculation(flags) else None)
     context = positive(flags, names.context) or model_context_tokens
     return RequestTable(context, requests, attention_ranks(flags), positive(flags, names.pool_cap))
+
+
+def flags_as_set(start: Observation, model_context_tokens: int | None) -> Flags:
+    """Return a start's flags without running requests that SGLang itself chose for its pool.
+
+    Its log states the figure as resolved. Pinned, it would no longer follow the pool. By version it is bounded by half
+    the pool's tokens, or is of one data-parallel rank.
+    """
+    name = NAMES[EngineName.SGLANG].requests
+    requests, pool_tokens = positive(start.flags, name), start.measurements.pool_tokens
+    context = positive(start.flags, NAMES[EngineName.SGLANG].context) or model_context_tokens
+    if start.engine.name is not EngineName.SGLANG or None in (requests, pool_tokens, context):
+        return start.flags
+    assert pool_tokens is not None
+    assert context is not None
+    chosen = _requests_of_pool(pool_tokens, context)
+    ranks = as_count(first_given(start.flags, *DATA)) or 1
+    if requests not in {chosen, min(chosen, pool_tokens // 2), chosen // ranks, min(chosen // ranks, pool_tokens // 2)}:
+        return start.flags
+    return {key: value for key, value in start.flags.items() if key != name}
+
+
+def _requests_of_pool(pool_tokens: float, context_tokens: int) -> int:
+    return int(min(float(MOST_REQUESTS), max(float(FEWEST_REQUESTS), pool_tokens / context_tokens * 512)))
 
 
 def attention_ranks(flags: Flags) -> int:

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
 
-from kvyield_server.domain.answers import FitSummary, Question
-from kvyield_server.domain.demand import advised_flags, context_needed, lowered_context, pool_needed, request_tokens
-from kvyield_server.domain.flags import NAMES, number, positive, translated
-from kvyield_server.domain.free_memory import FreeMemoryAlong, FreeMemoryLine
-from kvyield_server.domain.headroom import PromptNeed, PromptNeedUnder
-from kvyield_server.domain.memory_failures import counts_against, highest_survivable_step
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Scalar
-from kvyield_server.domain.parallel import DATA
-from kvyield_server.domain.request_table import PoolAlong
-from kvyield_server.domain.scalars import as_count, first_given
+from kvyield_server.domain.case import Case, Trial
+from kvyield_server.domain.demand import context_needed, lowered_context, pool_needed, request_tokens
+from kvyield_server.domain.flags import NAMES, number, positive
+from kvyield_server.domain.memory_failures import highest_survivable_step
+from kvyield_server.domain.observation import EngineName, Flags, Observation, Scalar
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.window import (
     HIGHEST_STEP,
@@ -26,100 +19,6 @@ from kvyield_server.domain.window import (
     memory_probability,
     probit,
 )
-
-
-class Capacity(Protocol):
-    """What advice needs of the capacity line."""
-
-    @property
-    def engine(self) -> Engine: ...
-    @property
-    def base_gib(self) -> StudentT | None: ...
-    @property
-    def bytes_per_token(self) -> StudentT | None: ...
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def flags(self) -> Flags: ...
-    @property
-    def page_tokens(self) -> int: ...
-    def along(self, flags: Flags) -> PoolAlong: ...
-
-
-class YieldModel(Protocol):
-    """A fitted deployment, as far as advice reads it."""
-
-    @property
-    def summary(self) -> FitSummary: ...
-    @property
-    def running(self) -> Observation | None: ...
-    @property
-    def capacity(self) -> Capacity: ...
-    @property
-    def free_memory(self) -> FreeMemoryLine: ...
-    @property
-    def prompt_need(self) -> PromptNeed: ...
-    @property
-    def starts(self) -> Sequence[Observation]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A question put to a fitted deployment, with what is the same for all the flags tried."""
-
-    fit: YieldModel
-    question: Question
-    engine: EngineName
-    held: Flags
-    running_context: Scalar
-    deaths: tuple[Observation, ...]
-
-    @property
-    def fraction_flag(self) -> str:
-        """The engine's own name of the fraction."""
-        return NAMES[self.engine].fraction
-
-    def under(self, flags: dict[str, Scalar]) -> Trial:
-        """Return the deployment under these flags, as functions of the fraction."""
-        pool = self.fit.capacity.along(flags)
-        return Trial(
-            flags=flags,
-            pool=pool,
-            free=self.fit.free_memory.along(flags, pool),
-            ranks=as_count(first_given(flags, *DATA)) or 1,
-            needs=self.fit.prompt_need.under(flags),
-        )
-
-    def need(self, trial: Trial, prompt_tokens: int) -> Need:
-        """Return the need of a prompt of this length."""
-        given = self.question.prompt_need_gib
-        return given if given is not None else trial.needs.need(prompt_tokens)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """One set of flags put to the model: pool and free memory as functions of the fraction."""
-
-    flags: dict[str, Scalar]
-    pool: PoolAlong
-    free: FreeMemoryAlong
-    ranks: int
-    needs: PromptNeedUnder
-    pools: dict[float, StudentT | None] = field(default_factory=dict)
-    frees: dict[float, StudentT | None] = field(default_factory=dict)
-
-    def pool_at(self, step: float) -> StudentT | None:
-        """Return the pool at a step on the grid of fractions."""
-        if step not in self.pools:
-            self.pools[step] = self.pool.pool(fraction_of(step))
-        return self.pools[step]
-
-    def free_at(self, step: float) -> StudentT | None:
-        """Return free memory at ready at a step on the grid of fractions."""
-        if step not in self.frees:
-            self.frees[step] = self.free.at_ready(fraction_of(step))
-        return self.frees[step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,34 +47,15 @@ class Solution:
         """P(the pool holds the target and the prompt finds its memory)."""
         return None if self.memory_probability is None else self.pool_probability * self.memory_probability
 
+    @property
+    def chance(self) -> float:
+        """The joint probability, zero where it is unknown or the engine refuses the prompt."""
+        return 0.0 if self.binding == "context_length" else self.joint or 0.0
+
     def meets(self, confidence: float) -> bool:
         """Tell whether both probabilities reach the confidence and nothing stands in the way."""
         memory = self.memory_probability
         return self.binding is None and min(self.pool_probability, memory if memory is not None else 0.0) >= confidence
-
-
-def make_case(fit: YieldModel, question: Question) -> Case:
-    """Return the question as a case of this deployment."""
-    engine = fit.summary.engine
-    running = running_flags(fit)
-    return Case(
-        fit=fit,
-        question=question,
-        engine=engine,
-        held=translated(engine, question.flags),
-        running_context=running.get(NAMES[engine].context),
-        deaths=tuple(start for start in fit.starts if counts_against(start, question)),
-    )
-
-
-def starting_flags(case: Case) -> dict[str, Scalar]:
-    """Return the flags that the advice starts from, fraction apart."""
-    return advised_flags(case.engine, case.question, running_flags(case.fit), case.fit.free_memory.context_tokens)
-
-
-def running_flags(fit: YieldModel) -> Flags:
-    """Return the flags that stand in for those not given: the newest start's, or a cold fit's own."""
-    return fit.running.flags if fit.running else fit.capacity.flags
 
 
 def solve(case: Case, trial: Trial, hint: int | None = None) -> Solution | None:
@@ -188,7 +68,7 @@ def solve(case: Case, trial: Trial, hint: int | None = None) -> Solution | None:
     solution = _solve(case, trial, hint)
     if solution is None or case.engine is not EngineName.VLLM or NAMES[case.engine].context in case.held:
         return solution
-    admitted = positive(trial.flags, NAMES[case.engine].context)
+    admitted = positive(trial.flags, NAMES[case.engine].context) or case.running_context
     if admitted is None or admitted <= request_tokens(case.question):
         return solution
     page = max(1, case.fit.capacity.page_tokens)

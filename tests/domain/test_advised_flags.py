@@ -1,0 +1,173 @@
+"""Which flags an advice states, holds, leaves to the engine and takes out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from domain.advice_fits import PLAIN, SGLANG_FLAGS, VLLM_FLAGS, codes, fraction, plain, worked
+from domain.straight_line import (
+    hand_fit,
+)
+from kvyield_server.domain.advice import recommend
+from kvyield_server.domain.answers import Question
+from kvyield_server.domain.observation import (
+    EngineName,
+    Scalar,
+)
+
+
+def test_reply_and_concurrent_requests_need_their_tokens_too() -> None:
+    """The pool holds concurrent times prompt and reply, and there are as many running requests as are asked for."""
+    fit = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "max_running_requests": 2})
+    advice = recommend(fit, Question(target_tokens=90_000, reply_tokens=10_000, concurrent=4))
+    same_pool = recommend(fit, Question(target_tokens=400_000))
+    assert advice.flags["max_running_requests"] == 4
+    assert advice.flags["context_length"] == 131072
+    assert fraction(advice) == fraction(same_pool)
+
+
+def test_each_data_parallel_rank_holds_its_requests_whole() -> None:
+    """Two ranks share four requests, two each: the pool of a rank holds two whole ones."""
+    one = plain(EngineName.SGLANG, SGLANG_FLAGS)
+    two = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "dp_size": 2, "tp_size": 2})
+    question = Question(target_tokens=100_000, concurrent=4)
+    assert fraction(recommend(two, question)) == fraction(recommend(one, replace(question, concurrent=2)))
+    three = recommend(two, replace(question, concurrent=3))
+    assert fraction(three) == fraction(recommend(one, replace(question, concurrent=2)))
+
+
+def test_the_context_length_is_never_lowered() -> None:
+    """A short target keeps SGLang's longer context length, and the pool still holds a prompt and seven tokens."""
+    fit = plain(EngineName.SGLANG, SGLANG_FLAGS)
+    assert recommend(fit, Question(target_tokens=1_000)).flags["context_length"] == 131072
+    exact = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=200_000))
+    assert exact.flags["context_length"] == 200_007
+    assert exact.prediction.pool_tokens is not None
+    assert exact.prediction.pool_tokens.low >= 200_007
+
+
+def test_vllm_keeps_its_longest_request_when_the_pool_holds_it() -> None:
+    """max_model_len stays at the running value while the advised pool holds it."""
+    advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=100_000, concurrent=4))
+    assert advice.flags["max_model_len"] == 131072
+    assert "max_model_len" not in {change.flag for change in advice.changes}
+
+
+def test_vllm_lowers_its_longest_request_when_the_pool_would_not_hold_it() -> None:
+    """Where the advised pool is smaller than max_model_len, vLLM would refuse: it is lowered and listed as a change."""
+    advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=50_000, reply_tokens=500))
+    assert advice.flags["max_model_len"] == 50_500
+    assert {change.flag: change.to_value for change in advice.changes}["max_model_len"] == 50_500
+    assert advice.prediction.pool_tokens is not None
+    assert advice.prediction.pool_tokens.low >= 50_500
+
+
+def test_vllm_raises_its_longest_request_to_the_target() -> None:
+    """A target above max_model_len raises it to prompt and reply."""
+    advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=200_000))
+    assert advice.flags["max_model_len"] == 200_000
+
+
+@pytest.mark.parametrize(
+    ("engine", "flag", "context"),
+    [
+        (EngineName.TENSORRT_LLM, "free_gpu_memory_fraction", "max_seq_len"),
+        (EngineName.LMDEPLOY, "cache_max_entry_count", "session_len"),
+    ],
+)
+def test_engines_with_a_line_through_the_origin(engine: EngineName, flag: str, context: str) -> None:
+    """TensorRT-LLM and LMDeploy are advised in their own fraction flag, on a line through the origin."""
+    advice = recommend(plain(engine, {flag: 0.5}, zero=0.0, page=64, free=50.0), Question(target_tokens=400_000))
+    assert advice.flags[flag] == pytest.approx(0.489, abs=0.0011)
+    assert advice.flags[context] == 400_000
+    assert "from zero" in advice.explanation
+
+
+def test_flags_that_the_asker_holds_are_held() -> None:
+    """Held flags appear in the answer under the engine's own names, are not changed, and are changes from running."""
+    fit = plain(EngineName.VLLM, VLLM_FLAGS, page=16)
+    advice = recommend(fit, Question(target_tokens=100_000, flags={"max_running_requests": 7}))
+    assert advice.flags["max_num_seqs"] == 7
+    assert {change.flag: change.reason for change in advice.changes}["max_num_seqs"] == "as the question asks"
+
+
+def test_a_cap_below_the_target_is_taken_out() -> None:
+    """A cap on the pool's tokens that is below the target is removed in the same restart, and says why."""
+    flags = {**SGLANG_FLAGS, "max_total_tokens": 100_000}
+    advice = recommend(plain(EngineName.SGLANG, flags), Question(target_tokens=300_000))
+    change = {each.flag: each for each in advice.changes}["max_total_tokens"]
+    assert (change.from_value, change.to_value) == (100_000, None)
+    assert "--max-total-tokens" not in advice.command_line
+
+
+def test_beyond_the_models_own_context_is_said() -> None:
+    """A target above the model's own context length is named."""
+    advice = recommend(worked(), Question(target_tokens=300_000))
+    assert "beyond_model_context" in codes(advice)
+
+
+def test_giving_the_running_flags_is_said_to_change_nothing() -> None:
+    """Held flags that are the running ones are named as such."""
+    advice = recommend(worked(), Question(target_tokens=200_000, flags={"max_running_requests": 8}))
+    assert "flags_equal_running" in codes(advice)
+
+
+def test_an_unset_context_length_is_the_models_own() -> None:
+    """Where the model's own length admits the request it stays unset, but for vLLM where the pool would not hold it."""
+    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": 131072})
+    for engine, flag, length in (
+        (EngineName.SGLANG, "mem_fraction_static", None),
+        (EngineName.VLLM, "gpu_memory_utilization", 50_000),
+    ):
+        fit = plain(engine, {flag: 0.7}, page=16)
+        served = replace(fit.starts[0], model=model)
+        advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), Question(target_tokens=50_000))
+        name = "context_length" if engine is EngineName.SGLANG else "max_model_len"
+        assert advice.flags.get(name) == length
+        assert (name in {change.flag for change in advice.changes}) == (engine is EngineName.VLLM)
+
+
+@pytest.mark.parametrize("own", [None, 100_000])
+def test_a_context_length_is_advised_where_the_model_admits_too_little_or_is_unknown(own: int | None) -> None:
+    """Unset, a context length is needed when the model's own is shorter than the request or not known."""
+    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": own})
+    fit = plain(EngineName.SGLANG, {"mem_fraction_static": 0.7})
+    served = replace(fit.starts[0], model=model)
+    advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), Question(target_tokens=200_000))
+    assert advice.flags["context_length"] == 200_007
+    said = [each.detail for each in advice.warnings if each.code == "beyond_model_context"]
+    assert bool(said) == (own is not None)
+    assert all("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" in detail for detail in said)
+
+
+def test_vllm_holds_the_models_own_length_when_it_is_set_nowhere() -> None:
+    """Left unset, vLLM admits the model's own length, and a pool that holds it keeps it unset."""
+    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": 131072})
+    fit = plain(EngineName.VLLM, {"gpu_memory_utilization": 0.7}, page=16)
+    served = replace(fit.starts[0], model=model)
+    asked = Question(target_tokens=50_000, concurrent=8)
+    advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), asked)
+    assert "max_model_len" not in advice.flags
+    assert advice.prediction.pool_tokens is not None
+    assert advice.prediction.pool_tokens.low >= 131_088
+
+
+def test_running_requests_that_the_engine_chose_are_not_pinned() -> None:
+    """SGLang's own default follows the pool: 2,729 as resolved for 698,795 tokens is left to the engine again."""
+    flags: dict[str, Scalar] = {"mem_fraction_static": 0.8, "context_length": 131072}
+
+    def advised(requests: int, **more: Scalar) -> dict[str, Scalar]:
+        fit = plain(EngineName.SGLANG, {**flags, "max_running_requests": requests, **more})
+        measured = replace(fit.starts[0].measurements, pool_tokens=698_795)
+        served = replace(fit.starts[0], measurements=measured)
+        advice = recommend(hand_fit(fit.capacity, [served]), Question(target_tokens=100_000, concurrent=4))
+        assert "max_running_requests" not in {change.flag for change in advice.changes}
+        assert ("--max-running-requests" in advice.command_line) == ("max_running_requests" in advice.flags)
+        return dict(advice.flags)
+
+    assert "max_running_requests" not in advised(2729)
+    assert "max_running_requests" not in advised(1364, dp_size=2, tp_size=2)
+    assert advised(32)["max_running_requests"] == 32
+    assert advised(2730)["max_running_requests"] == 2730
