@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format serve migrate bench openapi wheels constraints clean
+.PHONY: help setup demo test test-fast check format serve migrate accuracy bench bench-list benchmarks-page openapi wheels constraints clean
 
 help: ## list the verbs (this text)
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,8 +43,20 @@ serve: $(STAMP) ## serve on 127.0.0.1:8321 with an embedded database (kvyield.db
 migrate: $(STAMP) ## bring the database of KVYIELD_DATABASE to the newest schema
 	$(BIN)/kvyield-server db upgrade
 
-bench: $(STAMP) ## every benchmark, ratios measured side by side in one run
-	@for script in tests/bench/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+accuracy: $(STAMP) ## predictions against real and simulated starts; fails when a bar is missed
+	@PYTHONPATH=tests $(BIN)/python tests/bench/run.py accuracy
+
+bench: $(STAMP) ## every benchmark, ratios measured side by side in one run; bench-NAME runs one, bench-list names them
+	@PYTHONPATH=tests $(BIN)/python tests/bench/run.py
+
+bench-list: $(STAMP) ## name the benchmarks, each with what it checks
+	@PYTHONPATH=tests $(BIN)/python tests/bench/run.py --list
+
+bench-%: $(STAMP)
+	@PYTHONPATH=tests $(BIN)/python tests/bench/run.py $*
+
+benchmarks-page: $(STAMP) ## write docs/benchmarks.md from what the last runs printed
+	@PYTHONPATH=tests $(BIN)/python tests/bench/page.py
 
 openapi: $(STAMP) ## write the OpenAPI document to docs/openapi.json
 	$(BIN)/kvyield-server openapi > docs/openapi.json
@@ -56,4 +68,4 @@ constraints: $(STAMP) ## pin what is installed now into constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt
 
 clean: ## remove what the other verbs made
-	rm -rf $(VENV) .demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .bench .demo dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis
