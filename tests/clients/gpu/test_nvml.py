@@ -51,8 +51,14 @@ def test_a_card_without_memory_of_its_own_answers_with_the_hosts() -> None:
 
 @pytest.mark.parametrize(
     ("name", "unified"),
-    [("NVIDIA GB10", True), ("NVIDIA Jetson AGX Orin", True), ("Orin (nvgpu)", True), ("NVIDIA Thor", True)]
-    + [("NVIDIA GH200 480GB", False), ("NVIDIA GB200", False)],
+    [
+        ("NVIDIA GB10", True),
+        ("NVIDIA Jetson AGX Orin", True),
+        ("Orin (nvgpu)", True),
+        ("NVIDIA Thor", True),
+        ("NVIDIA GH200 480GB", False),
+        ("NVIDIA GB200", False),
+    ],
 )
 def test_cards_that_share_the_hosts_memory_are_recognised_by_name(name: str, unified: bool) -> None:
     """GB10 and Jetson are unified memory even where NVML gives figures; Grace superchips have HBM of their own."""

@@ -140,3 +140,47 @@ def test_a_missing_or_failing_tool_is_a_gpu_error() -> None:
         run_tool(["kvyield-no-such-tool"])
     with pytest.raises(GpuError, match="No such file"):
         run_tool(["ls", "/kvyield-no-such-folder"])
+
+
+def fake_tool(folder: Path, name: str, script: str) -> None:
+    tool = folder / name
+    tool.write_text(f"#!/bin/sh\n{script}\n")
+    tool.chmod(0o755)
+
+
+def test_memory_is_read_by_the_tool_where_there_is_nothing_faster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without NVML each reading asks nvidia-smi; a card that it no longer lists is an error."""
+    log = tmp_path / "log.xml"
+    log.write_text(nvidia("NVIDIA H200", "143771 MiB", "1024 MiB")["-q -x"])
+    fake_tool(tmp_path, "nvidia-smi", f"cat {log}")
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    found = nvidia_smi_cards()
+    with open_reader(found) as reader:
+        assert list(reader.read()) == [1.0]
+        log.write_text("<nvidia_smi_log></nvidia_smi_log>")
+        with pytest.raises(GpuError, match="no longer lists"):
+            reader.read()
+
+
+def test_a_tool_that_hangs_or_only_fails_silently_is_a_gpu_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait is bounded, and an exit status without words is told."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    fake_tool(tmp_path, "slow-smi", "exec sleep 30")
+    with pytest.raises(GpuError, match=r"did not answer within 0\.2 s"):
+        run_tool(["slow-smi"], timeout_seconds=0.2)
+    fake_tool(tmp_path, "sad-smi", "exit 9")
+    with pytest.raises(GpuError, match="exit status 9"):
+        run_tool(["sad-smi"])
+
+
+def test_the_numbers_of_amd_smi_are_read_in_every_spelling() -> None:
+    """A size may be a number with its unit in one text, a table, or a bare number of MiB; other text is nothing."""
+    card = json.dumps([{"gpu": 0, "asic": {"market_name": "AMD Instinct MI210"}, "vram": {"size": "65520 MB"}}])
+    used = json.dumps([{"gpu": 0, "mem_usage": {"used_vram": 20, "total_vram": "N/A"}}])
+    outputs = {"static": card, "metric": used, "list": "[]"}
+    (found,) = amd_smi_cards(prints(outputs))
+    assert (found.memory_gib, found.free_gib, found.neighbours) == (65520 / 1024, 65500 / 1024, ())

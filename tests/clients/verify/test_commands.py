@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -60,6 +64,19 @@ def test_verify_prints_a_row_and_ends_well(engine: Standin) -> None:
     assert (result.exit_code, "20,000" in result.stdout, "passed" in result.stdout) == (0, True, True)
     assert "takes prompts up to 199,993 tokens" in result.stderr
     assert "1 x 20,000 tokens" in result.stderr
+
+
+def test_a_terminal_shows_a_bar_and_a_log_file_does_not(engine: Standin) -> None:
+    """On a terminal the time is shown while the prompt runs; elsewhere no terminal codes are printed."""
+    ours, theirs = pty.openpty()
+    words = ["verify", "--server", engine.url, "--prompt-tokens", "20000", "--no-card", "--ramp"]
+    command = [sys.executable, "-m", "kvyield", *words]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert (done.returncode, "20,000 tokens" in shown, "0:00:0" in shown) == (0, True, True)
+    assert "\x1b" not in run("verify", engine).output
 
 
 def test_verify_as_json_is_what_would_be_posted(engine: Standin) -> None:

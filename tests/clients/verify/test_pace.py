@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvyield.verify._pace import estimate_seconds, ramp
@@ -14,6 +14,7 @@ def test_one_prompt_scales_with_the_length() -> None:
     assert estimate_seconds([(60_010, 45.9)], 200_000) == pytest.approx(153, abs=0.1)
 
 
+@settings(deadline=None)
 @given(st.floats(1e-6, 1e-3), st.floats(0, 1e-8))
 def test_a_slowdown_with_length_is_learned_from_two_prompts(linear: float, square: float) -> None:
     """Times that grow with the square of the length are told exactly from two lengths."""
@@ -21,6 +22,7 @@ def test_a_slowdown_with_length_is_learned_from_two_prompts(linear: float, squar
     assert estimate_seconds(measured, 200_000) == pytest.approx(linear * 200_000 + square * 4e10, rel=1e-3)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 10**6), st.floats(1e-3, 1e4)), min_size=1, max_size=6), st.integers(1, 10**6))
 def test_an_estimate_is_never_negative(measured: list[tuple[int, float]], tokens: int) -> None:
     """Whatever was measured, a longer prompt is not estimated to take no time."""

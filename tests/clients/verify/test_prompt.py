@@ -7,7 +7,7 @@ from collections.abc import Callable
 from itertools import takewhile
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvyield.verify._prompt import Rate, build_prompt, fit_prompt, is_answered, is_close
@@ -21,6 +21,7 @@ def by_letters(letters: int, opening: int) -> Callable[[str], int]:
     return lambda text: opening + len(pattern.findall(text))
 
 
+@settings(deadline=None)
 @given(tokens=st.integers(2500, 30_000), seed=SEEDS, letters=st.integers(1, 9), opening=st.integers(0, 40))
 def test_the_asked_number_of_tokens_is_reached_and_never_exceeded(
     tokens: int, seed: int, letters: int, opening: int
@@ -32,6 +33,7 @@ def test_the_asked_number_of_tokens_is_reached_and_never_exceeded(
     assert 0.995 * tokens <= counted <= tokens
 
 
+@settings(deadline=None)
 @given(words=st.integers(0, 3000), seed=SEEDS)
 def test_the_fact_is_there_once_and_holds_the_only_number(words: int, seed: int) -> None:
     """Nothing else in the text can be taken for the answer, and the answer is nowhere but in the fact."""
@@ -40,6 +42,7 @@ def test_the_fact_is_there_once_and_holds_the_only_number(words: int, seed: int)
     assert re.findall(r"\d+", prompt.text) == [prompt.expected]
 
 
+@settings(deadline=None)
 @given(words=st.integers(600, 3000), seed=SEEDS)
 def test_the_fact_lies_at_its_depth(words: int, seed: int) -> None:
     """The depth is a share of the filler, from the first sentence to the last."""
@@ -48,6 +51,7 @@ def test_the_fact_lies_at_its_depth(words: int, seed: int) -> None:
     assert before / words == pytest.approx(prompt.depth, abs=0.05)
 
 
+@settings(deadline=None)
 @given(first=SEEDS, second=SEEDS)
 def test_two_seeds_share_no_beginning(first: int, second: int) -> None:
     """A prefix cache finds at most a few words of one prompt in another."""
@@ -56,6 +60,7 @@ def test_two_seeds_share_no_beginning(first: int, second: int) -> None:
     assert first == second or len(shared) <= 4
 
 
+@settings(deadline=None)
 @given(words=st.integers(0, 500), more=st.integers(0, 500), seed=SEEDS)
 def test_a_seed_gives_one_text_and_a_longer_one_adds_to_it(words: int, more: int, seed: int) -> None:
     """The same seed and length give the same text; a longer one has all the words of the shorter."""

@@ -14,17 +14,17 @@ RunTool = Callable[[Sequence[str]], str]
 TIMEOUT_SECONDS = 10.0
 
 
-def run_tool(command: Sequence[str]) -> str:
-    """The standard output of a vendor's tool. Raises GpuError when it is missing, fails or takes over ten seconds."""
+def run_tool(command: Sequence[str], timeout_seconds: float = TIMEOUT_SECONDS) -> str:
+    """The standard output of a vendor's tool. Raises GpuError when it is missing, fails or takes too long."""
     path = shutil.which(command[0])
     if path is None:
         raise GpuError(f"{command[0]} is not on PATH")
     try:
         done = subprocess.run(  # noqa: S603 - a fixed tool name with fixed arguments, no shell
-            [path, *command[1:]], capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False, errors="replace"
+            [path, *command[1:]], capture_output=True, text=True, timeout=timeout_seconds, check=False, errors="replace"
         )
     except subprocess.TimeoutExpired as error:
-        raise GpuError(f"{command[0]} did not answer within {TIMEOUT_SECONDS:.0f} s") from error
+        raise GpuError(f"{command[0]} did not answer within {timeout_seconds:g} s") from error
     except OSError as error:
         raise GpuError(f"{command[0]} could not be run: {error}") from error
     if done.returncode != 0:
