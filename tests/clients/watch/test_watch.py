@@ -246,6 +246,43 @@ def test_two_starts_and_a_killed_watch_are_two_rows(tmp_path: Path) -> None:
     service.stop()
 
 
+def test_a_journal_that_ends_is_opened_again_from_the_last_start(tmp_path: Path) -> None:
+    """``journalctl`` is asked for everything once, then only for what is since just before the last start."""
+    journal, asked = tmp_path / "journal", tmp_path / "asked"
+    prefix = b"2026-05-30T22:00:00.000000+00:00 gpu-01 sglang[7]: "
+    journal.write_bytes(b"".join(prefix + line for line in start()))
+    tool = tmp_path / "journalctl"
+    tool.write_text(f'#!/bin/sh\necho "$*" >> {asked}\ncat {journal}\n')
+    tool.chmod(0o755)
+    service = Server(tmp_path)
+    environ = {**os.environ, "HOME": str(tmp_path), "KVYIELD_URL": service.url}
+    environ |= {"KVYIELD_SPOOL": str(tmp_path / "spool"), "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    command = [
+        sys.executable,
+        "-m",
+        "kvyield",
+        "watch",
+        "--journal",
+        "sglang.service",
+        "--gpu",
+        "NVIDIA L4",
+        "--no-card",
+    ]
+    process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: asked.exists() and len(asked.read_text().splitlines()) >= 2)
+        first, second = asked.read_text().splitlines()[:2]
+        assert "--follow" in first
+        assert "--since" not in first
+        assert second.partition("--since ")[2].startswith("2026-05-30 21:59:58 UTC")
+        with Client(service.url) as client:
+            assert len(list(client.observations())) == 1
+    finally:
+        process.kill()
+        process.wait()
+        service.stop()
+
+
 def test_the_unit_runs_this_very_watch_and_holds_no_token() -> None:
     """The command line is kept, with blanks and percent signs as systemd wants them; the secret is not."""
     given = {"journal": "sglang.service", "log_file": None, "docker": None, "kubernetes": None}
