@@ -39,7 +39,9 @@ def test_of_starts_that_look_alike_the_newest_stays() -> None:
 def test_the_lines_reach_all_that_must_be_seen() -> None:
     """The fractions cover the starts, the advised fraction and the window, and stay between 0 and 1."""
     along = fractions([observation(1, 0.9), observation(2, None)], [0.31, 0.97, None, True], 11)
-    assert (along[0], along[-1], len(along)) == (0.26, 0.999, 11)
+    assert (along[0], along[-1], len(along)) == (0.26, 0.999, 13)
+    assert {0.31, 0.97} < set(along)
+    assert along == sorted(along)
     assert fractions([], [], 3) == [0.45, 0.7, 0.95]
 
 

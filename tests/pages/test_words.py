@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvyield_server.pages.views.words import duration, figure, flag_value, gib, percent, plural, tokens
+from kvyield_server.pages.views.words import duration, figure, flag_parts, flag_value, gib, percent, plural, tokens
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "—"), (200225.0, "200,225"), (-57500, "−57,500"), (0, "0")])
@@ -67,3 +67,10 @@ def test_flags_read_as_people_say_them() -> None:
 def test_one_thing_is_not_plural() -> None:
     """One start is a start, several are starts."""
     assert [plural(1, "start"), plural(10_000, "start")] == ["1 start", "10,000 starts"]
+
+
+def test_a_flag_is_not_torn_from_its_value() -> None:
+    """A command line is cut before each flag only, and joined again it is the same line."""
+    line = "--mem-fraction-static 0.926 --speculative-config '{\"a\": -1}' --enable-x"
+    assert flag_parts(line) == ["--mem-fraction-static 0.926", "--speculative-config '{\"a\": -1}'", "--enable-x"]
+    assert " ".join(flag_parts(line)) == line

@@ -16,7 +16,7 @@ from litestar import MediaType, Request, Response
 from kvyield_server import __version__
 from kvyield_server.api.auth import token_of
 from kvyield_server.domain.observation import Outcome
-from kvyield_server.pages.views.words import moment, outcome_word
+from kvyield_server.pages.views.words import flag_parts, moment, outcome_word
 
 HERE = Path(__file__).parent
 STATIC_FOLDER = HERE / "static"
@@ -61,7 +61,12 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    environment.filters |= {"moment": _moment, "outcome_word": _outcome_word, "query": query_text}
+    environment.filters |= {
+        "moment": _moment,
+        "outcome_word": _outcome_word,
+        "query": query_text,
+        "flag_parts": flag_parts,
+    }
     environment.globals |= {"static": static_address, "here": "", "signed_out": False}
     return environment
 

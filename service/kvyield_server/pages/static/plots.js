@@ -115,7 +115,7 @@
     return [
       [curve.flag, fraction.toFixed(4).replace(/0$/, "")],
       ["pool", pool ? `${tokens(pool.median)} tokens (90 %: ${tokens(pool.low)} to ${tokens(pool.high)})` : "not known"],
-      ["free memory at ready", free ? `${gib(free.median)} (90 %: ${gib(free.low)} to ${gib(free.high)})` : "not known"],
+      ["free memory at ready", free ? `${gib(free.median)} (90 %: ${gib(free.low).replace(" GiB", "")} to ${gib(free.high)})` : "not known"],
     ];
   }
 

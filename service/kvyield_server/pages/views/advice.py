@@ -193,7 +193,7 @@ def _lever(lever: LeverOut) -> LeverRow:
 
 def flags_text(flags: Mapping[str, Scalar]) -> str:
     """Return flags as they stand on a command line."""
-    return "  ".join(f"{flag_option(name)} {flag_value(value)}" for name, value in flags.items())
+    return " ".join(f"{flag_option(name)} {flag_value(value)}" for name, value in flags.items())
 
 
 def _signed(text: str, value: float | None) -> str:

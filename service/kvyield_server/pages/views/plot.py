@@ -54,12 +54,13 @@ class StartsView:
 
 
 def fractions(starts: Iterable[Observation], others: Iterable[Scalar], points: int) -> list[float]:
-    """Return the fractions to draw: around all starts, and as far as the ``others`` that must be seen."""
+    """Return the fractions to draw: evenly around all starts, and the ``others`` exactly, as far away as they are."""
     known = [start.fraction for start in starts if start.fraction is not None and start.fraction <= 1.0]
     wanted = [float(other) for other in others if isinstance(other, int | float) and not isinstance(other, bool)]
     low = max(LOWEST, min([*known, *wanted], default=0.5) - MARGIN)
     high = min(HIGHEST, max([*known, *wanted], default=0.9) + MARGIN)
-    return [round(low + (high - low) * index / (points - 1), 6) for index in range(points)]
+    grid = {round(low + (high - low) * index / (points - 1), 6) for index in range(points)}
+    return sorted(grid | {fraction for fraction in wanted if low <= fraction <= high})
 
 
 def line_view(points: Sequence[tuple[float, Prediction]]) -> LineView:

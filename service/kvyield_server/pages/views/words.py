@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
 from math import isfinite
 
@@ -116,3 +117,8 @@ def plural(count: int, one: str, many: str | None = None) -> str:
 def label_word(code: str) -> str:
     """Return a fit's label or a warning's code in plain words."""
     return code.replace("_", " ")
+
+
+def flag_parts(line: str) -> list[str]:
+    """Return a command line as the parts that should not be torn apart; joined with spaces they are the line again."""
+    return re.split(r" (?=--)", line)
