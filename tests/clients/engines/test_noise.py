@@ -105,3 +105,12 @@ def test_lines_made_to_hurt_take_no_time(line):
     begin = time.process_time()
     list(read_starts([line, line[: len(line) // 2]]))
     assert time.process_time() - begin < 4
+
+
+def test_numbers_without_end_are_no_figures():
+    """A figure of thousands of digits is infinite as a float and stays out."""
+    endless = "9" * 3000
+    lines = [f"Load weight begin. avail mem={endless} GB", "Memory pool end. avail mem=1.00 GB"]
+    lines.append(f"Available KV cache memory: {endless} GiB")
+    for start in read_starts(lines):
+        assert all(float(str(item.value)) < 1e9 for item in start.measurements.values())

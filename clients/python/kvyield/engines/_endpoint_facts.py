@@ -5,6 +5,7 @@ pass.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -55,7 +56,7 @@ class Found:
 
     def measure(self, name: str, value: object, source: str) -> None:
         """Keep a measurement that is a number and not negative."""
-        if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf:
             self.measurements.setdefault(name, Sourced(value, source))
 
     def fact(self, name: str, value: object, source: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ class StartReader(ABC):
 
     def measure(self, name: str, value: float | None, source: str) -> None:
         """Set a measurement; negative figures are artefacts of memory that others gave back, and stay out."""
-        if value is not None and value >= 0:
+        if value is not None and 0 <= value < math.inf:
             self.start.measurements[name] = Sourced(value, source)
 
     def take(self, name: str, value: Sourced | None) -> None:

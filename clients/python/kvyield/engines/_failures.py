@@ -35,7 +35,7 @@ _WRAPPER = any_of(
     r"EngineDeadError",
     r"See root cause",
 )
-_CAPACITY = re.compile(r"total capacity of ([\d.]+) GiB|([\d.]+) GiB total capacity")
+_CAPACITY = re.compile(r"total capacity of (\d+(?:\.\d+)?) GiB|(?<![\d.])(\d+(?:\.\d+)?) GiB total capacity")
 
 LINES_BEFORE = 200
 MILD, GENERIC, SPECIFIC = range(3)

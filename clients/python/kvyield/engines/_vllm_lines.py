@@ -68,7 +68,7 @@ REFUSED_FREE = re.compile(
 )
 REFUSED_LENGTH = re.compile(
     r"To serve at least one request with the models?'s? ?(?:models?'s)? ?max seq len \((\d{1,12})\), "
-    r"\(?([\d.]{1,12}) GiB KV .{0,100}?memory \((-?[\d.]{1,12}) GiB\).{0,500}"
+    r"\(?(\d+(?:\.\d+)?) GiB KV .{0,100}?memory \((-?\d+(?:\.\d+)?) GiB\).{0,500}"
 )
 REFUSED_STORED = re.compile(
     r"The model's max seq len \((\d{1,12})\) is larger than the maximum number of tokens that can be stored in "

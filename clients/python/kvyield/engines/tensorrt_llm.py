@@ -30,7 +30,7 @@ _FREE = re.compile(rf"calculating max tokens in paged kv cache: total: {_GIB}, a
 _PEAK = re.compile(
     rf"Peak memory during memory usage profiling \(torch \+ non-torch\): {_GIB}, "
     rf"available KV cache memory when calculating max tokens: {_GIB}"
-    rf"(?:, fraction is set ([\d.]{{1,20}}))?(?:, kv size per token is (\d{{1,12}}))?"
+    rf"(?:, fraction is set (\d+(?:\.\d+)?))?(?:, kv size per token is (\d{{1,12}}))?"
     rf"(?:\. device total memory {_GIB})?"
 )
 _ESTIMATED = re.compile(rf"Estimated max memory in KV cache ?: {_GIB}")
@@ -91,7 +91,7 @@ class TensorRtReader(StartReader):
             self.measure("kv_cache_gib", float(peak[2]), source(record))
             self.measure("device_memory_gib", float(peak[5]) if peak[5] else None, source(record))
             if peak[3] and "free_gpu_memory_fraction" not in self.start.flags:
-                self.flag("free_gpu_memory_fraction", float(peak[3].rstrip(".")), source(record))
+                self.flag("free_gpu_memory_fraction", float(peak[3]), source(record))
         if weights:
             self.measure("weights_gib", float(weights[1]), source(record))
         self.started = self.started or bool(free or peak or weights)

@@ -208,7 +208,7 @@ class VllmReader(StartReader):
             "refused", "load" if free else "pool", Sourced(quote(match[0]), where), SPECIFIC + 1, final=True
         )
         if length:
-            problem.evidence["available_kv_cache_gib"] = Sourced(float(length[3].rstrip(".")), where)
+            problem.evidence["available_kv_cache_gib"] = Sourced(float(length[3]), where)
         if stored:
             self.memory.tokens["stored"] = Sourced(int(stored[2]), where)
         if free:
