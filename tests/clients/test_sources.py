@@ -8,11 +8,14 @@ import lzma
 import os
 import time
 from collections.abc import Callable
+from datetime import datetime, timezone
 from pathlib import Path
 
 import pytest
 
 from kvyield import SourceError, sources
+from kvyield.assemble import Extras
+from kvyield.intake import read
 
 LINES = [b"first\n", b"second \xff\n", b"last"]
 
@@ -135,3 +138,16 @@ def test_leaving_early_ends_the_command(tmp_path: Path, monkeypatch: pytest.Monk
     lines.close()  # type: ignore[attr-defined]  # a generator
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+def test_stamps_without_a_year_get_it_from_the_files_own_time(tmp_path: Path) -> None:
+    """vLLM prints no year: equal starts of two years are told apart by when their files were written."""
+    line = b"INFO 12-30 12:07:59 [kv_cache_utils.py:2177] GPU KV cache size: 689,248 tokens\n"
+    times = []
+    for year in (2024, 2026):
+        log = tmp_path / f"{year}.log"
+        log.write_bytes(line)
+        written = datetime(year, 12, 31, tzinfo=timezone.utc).timestamp()
+        os.utime(log, (written, written))
+        times += [start.draft["observed_at"] for start in read(sources.file_source(log), Extras()).starts]
+    assert [str(moment)[:4] for moment in times] == ["2024", "2026"]

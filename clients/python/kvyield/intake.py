@@ -33,7 +33,7 @@ def read(source: Source, extras: Extras, *, engine: str | None = None, get: Get 
     Raises `SourceError` when the log cannot be read.
     """
     reading = Reading(source.name)
-    starts = list(read_starts(_counted(source.lines(), reading), engine=engine))
+    starts = list(read_starts(_counted(source.lines(), reading), engine=engine, reference_time=source.written_until))
     if get is not None:
         starts[-1:] = _with_endpoints(get, starts[-1:], reading)
     for index, start in enumerate(starts):

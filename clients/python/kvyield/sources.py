@@ -19,7 +19,9 @@ import sys
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
 from glob import glob
 from pathlib import Path
 from typing import IO, BinaryIO, cast
@@ -29,6 +31,7 @@ from kvyield._errors import SourceError
 LONGEST_LINE_BYTES = 2**20
 _LOG_NAME = re.compile(r"^[^.].*\.(log|txt|out|err)\b|^(stdout|stderr|syslog|messages)\b")
 SILENCE_SECONDS = 60.0
+ANY_ZONE = timedelta(days=1)
 EXIT_SECONDS = 5.0
 _OPENERS: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
     b"\x1f\x8b": lambda file: cast("IO[bytes]", gzip.GzipFile(fileobj=file)),
@@ -40,18 +43,26 @@ _BROKEN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
 
 @dataclass
 class Source:
-    """A log by name. ``lines`` may be called once; ``notes`` holds what a person should know after reading."""
+    """A log by name. ``lines`` may be called once; ``notes`` holds what a person should know after reading.
+
+    ``written_until`` is a time after the log's last line, in whatever zone its stamps are: it gives those without a
+    year theirs.
+    """
 
     name: str
     lines: Callable[[], Iterator[bytes]]
     is_local: bool = True
     notes: list[str] = field(default_factory=list)
+    written_until: datetime = field(default_factory=lambda: datetime.now(timezone.utc) + ANY_ZONE)
 
 
 def file_source(path: str | Path) -> Source:
     """A plain or compressed file (.gz, .bz2, .xz, told by its content)."""
     notes: list[str] = []
-    return Source(str(path), lambda: _file_lines(Path(path), notes), notes=notes)
+    source = Source(str(path), lambda: _file_lines(Path(path), notes), notes=notes)
+    with suppress(OSError):  # a file that is not there is an error when its lines are read
+        source.written_until = datetime.fromtimestamp(Path(path).stat().st_mtime, timezone.utc) + ANY_ZONE
+    return source
 
 
 def stdin_source() -> Source:
