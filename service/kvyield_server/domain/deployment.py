@@ -64,7 +64,6 @@ _ENGINE_FIELDS: dict[EngineName, dict[str, tuple[str, ...]]] = {
     EngineName.TENSORRT_LLM: {"batched_tokens": ("max_num_tokens",), "sequences": ("max_batch_size",)},
     EngineName.LMDEPLOY: {"batched_tokens": ("max_prefill_token_num",), "sequences": ("max_batch_size",)},
 }
-_FRACTIONS = frozenset(FRACTION_FLAG.values())
 _ONE_WHEN_OFF = frozenset({"tp", "pp", "dp", "dcp"})
 _SAYS_NOTHING: dict[str, tuple[Scalar, ...]] = {
     "page": (None,),
@@ -154,15 +153,16 @@ def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
     A start whose key has gaps joins the one group that agrees with all it knows; where several do, it stands alone.
     """
     ordered = sorted(starts, key=lambda start: (start.observed_at, start.id.int))
-    by_key: dict[tuple[tuple[str, str], ...], list[Observation]] = {}
-    memo: dict[tuple[object, ...], tuple[tuple[str, str], ...]] = {}
-    for start in ordered:
+    by_key: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    memo: dict[tuple[object, ...], list[int]] = {}
+    for position, start in enumerate(ordered):
         signature = _signature(start)
-        items = memo.get(signature)
-        if items is None:
-            items = memo[signature] = tuple(sorted(observation_key(start).items()))
-        by_key.setdefault(items, []).append(start)
-    merged: list[tuple[dict[str, str], list[Observation]]] = []
+        home = memo.get(signature)
+        if home is None:
+            items = tuple(sorted(observation_key(start).items()))
+            home = memo[signature] = by_key.setdefault(items, [])
+        home.append(position)
+    merged: list[tuple[dict[str, str], list[int]]] = []
     for items in sorted(by_key, key=lambda items: (-len(items), items)):
         key, members = dict(items), by_key[items]
         homes = [group for group in merged if agrees(group[0], key)]
@@ -170,20 +170,18 @@ def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
             homes[0][0].update(key)
             homes[0][1].extend(members)
         else:
-            merged.append((key, list(members)))
-    groups = [Group(key, tuple(sorted(members, key=_age))) for key, members in merged]
-    return tuple(sorted(groups, key=lambda group: _age(group.newest), reverse=True))
+            merged.append((key, members))
+    merged.sort(key=lambda group: max(group[1]), reverse=True)
+    return tuple(Group(key, tuple(ordered[position] for position in sorted(members))) for key, members in merged)
 
 
 def _signature(start: Observation) -> tuple[object, ...]:
     """Return what a start's key follows from, so that equal starts are read once; true, 1 and 1.0 stay apart."""
-    flags = start.flags
-    named = [(name, value, type(value)) for name, value in flags.items() if name not in _FRACTIONS]
-    return (start.engine, start.model.revision, id(start.model.facts), start.hardware.gpu_count, *named)
-
-
-def _age(start: Observation) -> tuple[float, int]:
-    return start.observed_at.timestamp(), start.id.int
+    engine, model = start.engine, start.model
+    flags = {**start.flags, FRACTION_FLAG[engine.name]: None}
+    kinds = tuple(map(type, flags.values()))
+    known = (engine.name, engine.version, engine.variant, model.revision, id(model.facts), start.hardware.gpu_count)
+    return *known, tuple(flags.items()), kinds
 
 
 def _canonical(field: str, value: Scalar) -> dict[str, str]:

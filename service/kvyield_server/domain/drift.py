@@ -8,6 +8,7 @@ from uuid import UUID
 
 from kvyield_server.domain.answers import Caution
 from kvyield_server.domain.capacity import CapacityLine
+from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.evidence import Evidence, Use, fraction_of
 from kvyield_server.domain.observation import Observation
 
@@ -36,6 +37,17 @@ def newest_point(evidence: Sequence[Evidence]) -> Evidence | None:
     """Return the newest start that measured a pool, also one put aside for lying far off."""
     measured = [item for item in evidence if item.tokens is not None and item.fraction is not None]
     return measured[-1] if measured and measured[-1].use is not Use.BOUND else None
+
+
+def is_on_line(fit: CapacityFit, start: Observation) -> bool:
+    """Tell whether a start lies so close to a line, and weighs so little in it, that the others allow it too."""
+    tokens, fraction, posterior = start.measurements.pool_tokens, fraction_of(start), fit.line.posterior
+    if tokens is None or fraction is None or posterior is None:
+        return False
+    predicted, bare = fit.line.pool(start.flags), posterior.at(fraction, 0.0)
+    if predicted is None or bare is None or bare.scale > 0.5 * predicted.scale:
+        return False
+    return abs(tokens - predicted.loc) <= predicted.scale
 
 
 def drift_from(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from kvyield_server.domain.answers import EvidenceItem
 from kvyield_server.domain.devices import free_before_load, has_unified_memory
-from kvyield_server.domain.observation import EngineName, Observation, Outcome
+from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Observation, Outcome
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.scalars import as_count, as_number, is_on
 
@@ -22,6 +22,7 @@ FIXED_POOL_FLAGS = {
 }
 LARGEST_PAGE = 256
 NEIGHBOUR_SHARE = 0.06
+APART = 0.004
 
 
 class Use(StrEnum):
@@ -63,8 +64,7 @@ _POINT_REASONS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(NamedTuple):
     """One start as the capacity line sees it. Tokens and GiB are what the engine printed, where they are usable."""
 
     start: Observation
@@ -80,16 +80,15 @@ class Evidence:
 
     def put(self, use: Use, reason: str, *labels: Label) -> Evidence:
         """Return the same start put to another use."""
-        return replace(self, use=use, reason=reason, labels=self.labels | frozenset(labels))
+        return self._replace(use=use, reason=reason, labels=self.labels | frozenset(labels))
 
 
 def fraction_of(start: Observation) -> float | None:
     """Return the fraction where it is a usable number; LMDeploy's counts of blocks from 1 up are not fractions."""
-    try:
-        fraction = as_number(start.fraction)
-    except OverflowError:
+    value = start.flags.get(FRACTION_FLAG[start.engine.name])
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return None
-    return fraction if fraction is not None and 0.0 < fraction <= 1.0 else None
+    return float(value) if 0.0 < value <= 1.0 else None
 
 
 def classify(start: Observation) -> Evidence:
@@ -165,13 +164,13 @@ def _has_neighbour(start: Observation) -> bool:
 
 def mark_equal_pools(found: Sequence[Evidence]) -> tuple[Evidence, ...]:
     """Mark as capped the points that hold exactly the same pool at different fractions."""
-    fractions: dict[int, set[float]] = {}
-    for item in found:
-        if item.use is Use.POINT and item.tokens is not None and item.fraction is not None:
-            fractions.setdefault(item.tokens, set()).add(item.fraction)
-    if not any(len(at) > 1 for at in fractions.values()):
+    points = [item for item in found if item.use is Use.POINT and item.tokens is not None]
+    if len({item.tokens for item in points}) == len(points):
         return tuple(found)
-    capped = {tokens for tokens, at in fractions.items() if max(at) - min(at) >= 0.004}
+    fractions: dict[int | None, list[float]] = {}
+    for item in points:
+        fractions.setdefault(item.tokens, []).append(item.fraction or 0.0)
+    capped = {tokens for tokens, at in fractions.items() if max(at) - min(at) >= APART}
     reason = "the same pool at another fraction: something else than the fraction set it"
     return tuple(
         item.put(Use.BOUND, reason, Label.CAPPED) if item.use is Use.POINT and item.tokens in capped else item

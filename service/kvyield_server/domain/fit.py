@@ -29,6 +29,7 @@ from kvyield_server.domain.drift import (
     SAME_DEPLOYMENT_LEVEL,
     Drift,
     drift_from,
+    is_on_line,
     newest_point,
 )
 from kvyield_server.domain.evidence import Label, Use, classify
@@ -175,7 +176,7 @@ def _merged(observations: Sequence[Observation]) -> tuple[Hardware, Model]:
     facts: dict[str, object] = {}
     seen: Facts | None = None
     for start in newest_first:
-        if start.model.facts != seen:
+        if start.model.facts is not seen and start.model.facts != seen:
             seen = start.model.facts
             facts = {**{name: value for name, value in seen.items() if value is not None}, **facts}
     return hardware, replace(newest.model, facts=facts)
@@ -200,7 +201,7 @@ def _find_drift(member: Member, prior: CapacityPrior, others: Sequence[Member]) 
     if Label.CONFOUNDED in member.fit.labels:
         return None
     newest = newest_point(member.fit.evidence)
-    if newest is None:
+    if newest is None or is_on_line(member.fit, newest.start):
         return None
     earlier = [item for item in member.found if item.start.id != newest.start.id]
     if earlier:

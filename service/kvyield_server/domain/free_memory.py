@@ -11,14 +11,14 @@ Flags are taken as differences from a reference start, so that a flag which neve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import inf, sqrt
 from typing import Protocol
 
 import numpy as np
 
-from kvyield_server.domain.belief import Belief, Row
+from kvyield_server.domain.belief import Belief, Matrix, Row, Vector
 from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.engine_version import parse_version
 from kvyield_server.domain.flags import NAMES, number, positive
@@ -30,6 +30,7 @@ from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.token_cost import speculation
 
 _GIB = float(2**30)
+_FIRST, _LAST = 0.25, 0.75
 _NOISE_GIB = 0.14
 _UNIFIED_NOISE = 0.02
 _PRIOR_DF = 4.0
@@ -130,6 +131,15 @@ class FreeMemoryAlong:
         """Return what the coefficients are multiplied with."""
         return 1.0, self._budget(fraction)[1], 1.0 - fraction, *self.graphs
 
+    def rows(self, fractions: Vector) -> tuple[Matrix, Vector]:
+        """Return ``row`` and ``known_gib`` of many fractions; the budget is a straight line, told by two points."""
+        full = _straight(self.pool.budget_gib, fractions)
+        taken = full if self.cap_gib is None else np.minimum(full, self.cap_gib)
+        ones = np.ones_like(fractions)
+        rows = np.column_stack((ones, taken, 1.0 - fractions, self.graphs[0] * ones, self.graphs[1] * ones))
+        base = self.base.loc if self.base is not None else 0.0
+        return rows, base * (1.0 - fractions) + full - taken - self.table.gibs(self.pool, fractions)
+
     def _budget(self, fraction: float) -> tuple[float, float]:
         """Return the pool's budget, GiB, and what it takes of that when a flag caps it."""
         full = self.pool.budget_gib(fraction) or 0.0
@@ -154,38 +164,45 @@ def fit_free_memory(starts: Sequence[Observation], capacity: PoolLine, model: Mo
     return line if base is None else replace(line, belief=_fitted(line, starts, _prior(line, base, starts)))
 
 
+def _straight(line: Callable[[float], float | None], fractions: Vector) -> Vector:
+    """Return a straight line at many fractions, zero where it is not known."""
+    low, high = line(_FIRST) or 0.0, line(_LAST) or 0.0
+    return low + (high - low) * ((fractions - _FIRST) / (_LAST - _FIRST))
+
+
 def _fitted(line: FreeMemoryLine, starts: Sequence[Observation], prior: Belief) -> Belief:
-    points: list[tuple[Row, float, float]] = []
-    bounds: list[tuple[Row, float]] = []
-    known: dict[frozenset[tuple[str, Scalar]], FreeMemoryAlong] = {}
+    points: list[tuple[Matrix, Vector, Vector]] = []
+    bounds: list[tuple[Matrix, Vector]] = []
+    for along, readings in _alike(line, starts):
+        fractions, gib, is_point = (np.array(column) for column in zip(*readings, strict=True))
+        rows, known = along.rows(fractions)
+        left = gib - known
+        weight = prior.noise_variance / (prior.noise_variance + along.unseen_variance)
+        points.append((rows[is_point], left[is_point], np.full(int(is_point.sum()), weight)))
+        bounds.append((rows[~is_point], left[~is_point]))
+    belief = prior
+    if points:
+        belief = prior.with_points(*(np.concatenate(column) for column in zip(*points, strict=True)))
+    for bounded, highest in bounds:
+        for row, value in zip(bounded.tolist(), highest.tolist(), strict=True):
+            belief = belief.below(tuple(row), value)
+    return belief
+
+
+def _alike(
+    line: FreeMemoryLine, starts: Sequence[Observation]
+) -> Iterable[tuple[FreeMemoryAlong, list[tuple[float, float, bool]]]]:
+    """Yield the line under each set of flags with (fraction, GiB, is a point) of the starts that had them."""
+    name = NAMES[line.engine].fraction
+    alike: dict[tuple[tuple[str, Scalar], ...], tuple[Flags, list[tuple[float, float, bool]]]] = {}
     for start in starts:
         reading, fraction = _reading(start), start.fraction
         if reading is None or fraction is None:
             continue
-        along = _along(line, start, known)
-        row, value = along.row(fraction), reading[0] - along.known_gib(fraction)
-        if reading[1]:
-            points.append((row, value, prior.noise_variance / (prior.noise_variance + along.unseen_variance)))
-        else:
-            bounds.append((row, value))
-    belief = prior
-    if points:
-        rows, values, weights = zip(*points, strict=True)
-        belief = prior.with_points(np.array(rows), np.array(values), np.array(weights))
-    for row, value in bounds:
-        belief = belief.below(row, value)
-    return belief
-
-
-def _along(
-    line: FreeMemoryLine, start: Observation, known: dict[frozenset[tuple[str, Scalar]], FreeMemoryAlong]
-) -> FreeMemoryAlong:
-    """Return the line under a start's flags, worked out once for all starts that differ in the fraction alone."""
-    name = NAMES[line.engine].fraction
-    key = frozenset(item for item in start.flags.items() if item[0] != name)
-    if key not in known:
-        known[key] = line.along(start.flags, line.capacity.along(start.flags))
-    return known[key]
+        key = tuple({**start.flags, name: None}.items())
+        alike.setdefault(key, (start.flags, []))[1].append((fraction, *reading))
+    for flags, readings in alike.values():
+        yield line.along(flags, line.capacity.along(flags)), readings
 
 
 def _reading(start: Observation) -> tuple[float, bool] | None:

@@ -21,6 +21,7 @@ from kvyield_server.domain.observation import (
     Flags,
     Model,
     Observation,
+    Outcome,
 )
 from kvyield_server.domain.parallel import TENSOR
 from kvyield_server.domain.prompt_evidence import DEFAULT_CHUNK_TOKENS, Drop, Limit, chunk_tokens, drops_of, limits_of
@@ -189,6 +190,7 @@ class PromptNeedUnder:
 def fit_prompt_need(starts: Sequence[Observation], model: Model, engine: Engine) -> PromptNeed:
     """Return the prompt need that the starts' verifications and run-time failures support for this model."""
     shape = read_shape(model.facts)
+    starts = [start for start in starts if start.verifications or start.outcome is Outcome.OOM_RUNTIME]
     passed = [(start, check) for start in starts for check in start.verifications if check.passed]
     return PromptNeed(
         engine=engine.name,

@@ -53,7 +53,8 @@ def levers(case: Case, solution: Solution) -> tuple[Lever, ...]:
         if best is None:
             continue
         lever, gained = _lever(case, solution, candidate, best), best.chance - solution.chance
-        if gained > _LEAST_GAIN or lever.gain_tokens > 0 or lever.gain_gib >= _LEAST_GAIN_GIB:
+        gains = lever.gain_tokens > 0 or lever.gain_gib >= _LEAST_GAIN_GIB
+        if gained > _LEAST_GAIN or (gains and gained > -_LEAST_GAIN):
             ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
     ranked.sort(key=lambda item: item[:2], reverse=True)
     lower = shorter_target(case, solution)

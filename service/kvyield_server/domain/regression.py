@@ -120,7 +120,10 @@ def _offset_factor(offset: float) -> float:
     for _ in range(4):
         miss = 0.5 * (erf((half - offset) / _ROOT_TWO) + erf((half + offset) / _ROOT_TWO)) - LEVEL
         density = _density(half - offset) + _density(half + offset)
-        half -= miss / max(density, 1e-9)
+        step = miss / max(density, 1e-9)
+        half -= step
+        if abs(step) < 1e-6:
+            break
     return half / quantile
 
 

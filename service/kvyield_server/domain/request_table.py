@@ -5,12 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.observation import EngineName, Flags, Observation
 from kvyield_server.domain.parallel import DATA, DATA_ATTENTION
 from kvyield_server.domain.scalars import as_count, first_given, is_on
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.token_cost import speculation
+
+Vector = NDArray[np.float64]
 
 _GIB = float(2**30)
 FEWEST_REQUESTS, MOST_REQUESTS = 2048, 4096
@@ -40,6 +45,12 @@ class RequestTable:
             return 0.0
         requests = self.requests if self.requests is not None else self._from_pool(pool.pool(fraction))
         return (max(1, requests // self.ranks) + 1) * (self.context_tokens + 4) * 4 / _GIB
+
+    def gibs(self, pool: PoolAlong, fractions: Vector) -> Vector:
+        """Return ``gib`` at many fractions."""
+        if self.requests is not None or self.context_tokens is None:
+            return np.full_like(fractions, self.gib(pool, 0.5))
+        return np.array([self.gib(pool, fraction) for fraction in fractions.tolist()], dtype=np.float64)
 
     def _from_pool(self, pool: StudentT | None) -> int:
         if pool is None or self.context_tokens is None:
