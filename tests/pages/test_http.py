@@ -196,3 +196,25 @@ def test_a_token_that_opens_nothing_is_refused(
 def test_signing_in_leads_to_our_own_pages_only(wanted: str | None, safe: str) -> None:
     """Where to go after signing in is never another site, however it is spelled."""
     assert safe_next(wanted) == safe
+
+
+def test_a_pair_with_nothing_left_to_fit_still_has_a_page(client: Client, storage: MemoryStorage) -> None:
+    """When all starts are retracted the pair, its list entry and its history remain, without advice."""
+    with storage.read() as unit:
+        starts = [str(kept.observation.id) for kept in unit.observations.of_pair(next(iter(unit.pairs.names())).id)]
+    for start in starts:
+        assert client.post(f"/ui/observations/{start}/retraction", data={"reason": "test"}).status_code == 303
+    for path in ("/ui", f"/ui/pairs/{pair(storage)}", f"/ui/observations/{starts[0]}", "/ui/advice"):
+        assert client.get(path).status_code == 200
+    assert client.get(f"/ui/pairs/{pair(storage)}").text.count('class="retracted') == len(starts)
+    fragment = client.get(f"/ui/pairs/{pair(storage)}/advice?target_tokens=1000")
+    assert fragment.status_code < 500
+
+
+def test_a_start_without_a_fraction_is_listed(client: Client) -> None:
+    """A start that failed before its flags were known is in the history and breaks no page."""
+    gpu = {"gpu": "NVIDIA L4", "gpu_count": 1}
+    body = {"hardware": gpu, "model": {"name": "m"}, "engine": {"name": "vllm"}, "outcome": "failed"}
+    posted = client.post("/observations", json=body).json()
+    for path in (f"/ui/pairs/{posted['pair_id']}", f"/ui/observations/{posted['id']}", "/ui"):
+        assert client.get(path).status_code == 200
