@@ -44,7 +44,7 @@ migrate: $(STAMP) ## bring the database of KVYIELD_DATABASE to the newest schema
 	$(BIN)/kvyield-server db upgrade
 
 accuracy: $(STAMP) ## predictions against real and simulated starts; fails when a bar is missed
-	@PYTHONPATH=tests $(BIN)/python tests/bench/run.py accuracy
+	@PYTHONPATH=tests $(BIN)/python tests/bench/run.py yield-model
 
 bench: $(STAMP) ## every benchmark, ratios measured side by side in one run; bench-NAME runs one, bench-list names them
 	@PYTHONPATH=tests $(BIN)/python tests/bench/run.py

@@ -31,7 +31,7 @@ from kvyield_server.schemas.observations import (
 from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.usecases.browse import require_own_pair, stored_observation
 from kvyield_server.usecases.ports import StoredObservation, UnitOfWork
-from kvyield_server.usecases.record import Recorded, record
+from kvyield_server.usecases.record import Arrival, Recorded
 from kvyield_server.usecases.retract import retract
 from kvyield_server.usecases.verify import verify
 
@@ -44,7 +44,7 @@ async def post_observation(request: Request[Any, Any, Any], data: JSONBody[Obser
     services, now = services_of(request), utc_now()
     raise_faults(observation_faults(data))
     start = to_domain(data, new_id=uuid7(), now=now)
-    recorded = await services.write(record(start, content_digest(data), token_id=token_id_of(request), now=now))
+    recorded = await services.intake.take(Arrival(start, content_digest(data), token_id_of(request), now))
     services.metrics.observations.labels("new" if recorded.is_new else "again").inc()
     return _answer(recorded)
 

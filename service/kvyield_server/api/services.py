@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from litestar import Request
 
+from kvyield_server.api.intake import Intake
 from kvyield_server.api.telemetry import Metrics
 from kvyield_server.settings import Settings
 from kvyield_server.usecases.fits import FitCache
@@ -27,6 +28,7 @@ class Services:
         self.storage = storage
         self.metrics = Metrics()
         self.answers = AnswerCache()
+        self.intake = Intake(storage)
         self._readers = ThreadPoolExecutor(settings.reader_threads, "kvyield-read")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)

@@ -5,36 +5,44 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
+import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from kvyield_server.schemas.problem import Problem
-from kvyield_server.schemas.strict import Fault, FaultyBodyError, faults_of, parse, pointer_to
+from kvyield_server.schemas.strict import Fault, FaultyBodyError, MalformedJsonError, faults_of, parse, pointer_to
 
 MAX_ITEMS = 500
+_KEY = b'"observations"'
 
 
 class BatchIn(Struct, forbid_unknown_fields=True, kw_only=True):
     """Up to 500 observations, each as ``POST /observations`` takes it."""
 
     observations: Annotated[
-        list[Any],
+        list[msgspec.Raw],
         Meta(max_length=MAX_ITEMS, extra_json_schema={"items": {"$ref": "#/components/schemas/ObservationIn"}}),
     ]
 
     @classmethod
     def decode_body(cls, body: bytes) -> BatchIn:
-        """Decode the envelope alone.
+        """Decode the envelope alone; what is wrong with an item shows when it is decoded.
 
         Raises:
             MalformedJsonError: not JSON.
             FaultyBodyError: not ``{"observations": [...]}`` with at most 500 items.
         """
-        value = parse(body)
-        twice = getattr(value, "duplicates", ())
-        faults = [Fault(pointer_to(key), f"The key {key} occurs more than once; give it once.") for key in twice]
-        if faults or (faults := _envelope_faults(value)):
-            raise FaultyBodyError(faults)
-        return cls(observations=value["observations"])
+        try:
+            batch = _decoder.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            batch = None
+        if batch is None or body.count(_KEY) != 1:
+            _refuse_envelope(parse(body))
+        if batch is None:
+            raise MalformedJsonError("The body is not valid JSON.")
+        return batch
+
+
+_decoder = msgspec.json.Decoder(BatchIn)
 
 
 class BatchItemOut(Struct, frozen=True, kw_only=True):
@@ -48,6 +56,13 @@ class BatchItemOut(Struct, frozen=True, kw_only=True):
 
 class BatchOut(Struct, frozen=True, kw_only=True):
     items: list[BatchItemOut]
+
+
+def _refuse_envelope(value: Any) -> None:
+    twice = getattr(value, "duplicates", ())
+    faults = [Fault(pointer_to(key), f"The key {key} occurs more than once; give it once.") for key in twice]
+    if faults or (faults := _envelope_faults(value)):
+        raise FaultyBodyError(faults)
 
 
 def _envelope_faults(value: Any) -> list[Fault]:

@@ -16,6 +16,8 @@ MAX_TEXT = 2_000
 
 def fact_faults(facts: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
     """Yield what is wrong with facts: too deep, too many, too long, or not finite."""
+    if not facts:
+        return
     if _count(facts, MAX_DEPTH) > MAX_VALUES:
         yield Fault(pointer, f"facts holds more than {MAX_VALUES} values; give the fields that size the KV cache.")
         return
@@ -41,4 +43,5 @@ def _count(value: Any, depth: int) -> int:
     if not isinstance(value, dict | list) or depth < 0:
         return 1
     items = value.values() if isinstance(value, Mapping) else value
-    return 1 + sum(_count(item, depth - 1) for item in items)
+    nested = [item for item in items if isinstance(item, dict | list)]
+    return 1 + len(items) - len(nested) + sum(_count(item, depth - 1) for item in nested)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from math import isfinite
 from typing import Annotated, Any
 
@@ -18,6 +19,7 @@ from kvyield_server.schemas.strict import Fault, pointer_to, shown
 FlagsIn = dict[str, Scalar]
 MAX_FLAGS = 500
 MAX_TEXT = 16_000
+_MOST_REMEMBERED, _LONGEST_REMEMBERED = 4_096, 200
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,119}")
 
 _Whole = Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -56,7 +58,7 @@ def flag_faults(flags: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
         yield Fault(pointer, f"flags has {len(flags)} keys; at most {MAX_FLAGS} are kept.")
         return
     for name, value in flags.items():
-        if detail := _name_fault(name) or _value_fault(name, value):
+        if detail := _fault(name, value):
             yield Fault(pointer + pointer_to(name), detail)
 
 
@@ -74,6 +76,22 @@ def normalised(flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
     return {
         name: float(value) if name in fractions and isinstance(value, int) else value for name, value in flags.items()
     }
+
+
+def _fault(name: str, value: Any) -> str | None:
+    """Hosts send the same flags again and again, so short ones are judged once."""
+    if len(name) > _LONGEST_REMEMBERED or isinstance(value, list | dict):
+        return _judged(name, value)
+    if isinstance(value, str) and len(value) > _LONGEST_REMEMBERED:
+        return _judged(name, value)
+    return _remembered(name, value)
+
+
+def _judged(name: str, value: Any) -> str | None:
+    return _name_fault(name) or _value_fault(name, value)
+
+
+_remembered = lru_cache(_MOST_REMEMBERED, typed=True)(_judged)
 
 
 def _name_fault(name: str) -> str | None:

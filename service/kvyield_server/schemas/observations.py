@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 from uuid import UUID
 
 import msgspec
@@ -46,6 +46,7 @@ from kvyield_server.schemas.facts import FactsIn, fact_faults
 from kvyield_server.schemas.flags import FlagsIn, flag_faults, fraction_fault, normalised
 from kvyield_server.schemas.strict import Fault
 
+T = TypeVar("T")
 MAX_VERIFICATIONS = 100
 
 
@@ -201,7 +202,8 @@ def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fau
 
 def content_digest(body: ObservationIn) -> str:
     """Return a digest of all that was posted but ``id``: absent and null are the same, except in ``flags``."""
-    fields = {name: value for name, value in msgspec.to_builtins(body).items() if name != "id"}
+    fields = msgspec.to_builtins(body)
+    del fields["id"], fields["flags"]
     if body.observed_at is not None:
         fields["observed_at"] = as_utc(body.observed_at).isoformat()
     content = {**_said(fields), "flags": normalised(body.flags)}
@@ -213,13 +215,13 @@ def to_domain(body: ObservationIn, *, new_id: UUID, now: datetime) -> Observatio
     return Observation(
         id=body.id or new_id,
         observed_at=as_utc(body.observed_at or now),
-        hardware=Hardware(**msgspec.structs.asdict(body.hardware)),
-        model=Model(**msgspec.structs.asdict(body.model)),
-        engine=Engine(**msgspec.structs.asdict(body.engine)),
+        hardware=_as(body.hardware, Hardware),
+        model=_as(body.model, Model),
+        engine=_as(body.engine, Engine),
         outcome=body.outcome,
         flags=normalised(body.flags),
-        measurements=Measurements(**msgspec.structs.asdict(body.measurements or MeasurementsIn())),
-        failure=Failure(**msgspec.structs.asdict(body.failure)) if body.failure else None,
+        measurements=_as(body.measurements, Measurements) if body.measurements else Measurements(),
+        failure=_as(body.failure, Failure) if body.failure else None,
         verifications=tuple(verification_to_domain(item) for item in body.verifications or []),
         host=body.host,
         source=body.source,
@@ -229,7 +231,11 @@ def to_domain(body: ObservationIn, *, new_id: UUID, now: datetime) -> Observatio
 
 
 def verification_to_domain(body: VerificationIn) -> Verification:
-    return Verification(**msgspec.structs.asdict(body))
+    return _as(body, Verification)
+
+
+def _as(body: Struct, kind: type[T]) -> T:
+    return msgspec.convert(body, kind, from_attributes=True)
 
 
 def from_domain(stored: Kept) -> ObservationOut:
@@ -283,8 +289,12 @@ def _verification_list_faults(items: list[VerificationIn]) -> Iterator[Fault]:
 
 
 def _said(value: Any) -> Any:
-    """Return what a value says: nulls and empty objects and lists within objects say nothing."""
-    if isinstance(value, dict):
-        inner = {name: _said(item) for name, item in value.items()}
-        return {name: item for name, item in inner.items() if item not in (None, {}, [])}
-    return [_said(item) for item in value] if isinstance(value, list) else value
+    """Return what an object or list says: nulls and empty objects and lists within objects say nothing."""
+    if isinstance(value, list):
+        return [_said(item) if isinstance(item, dict | list) else item for item in value]
+    said = {}
+    for name, item in value.items():
+        inner = _said(item) if isinstance(item, dict | list) else item
+        if inner is not None and inner != {} and inner != []:
+            said[name] = inner
+    return said

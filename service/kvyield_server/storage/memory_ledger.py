@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import TypeVar
@@ -85,6 +85,9 @@ class MemoryPairs:
             self._merge(each, hardware, model)
         return self._state.pairs[pair_id]
 
+    def ensure_all(self, wanted: Sequence[tuple[Hardware, Model]]) -> list[Pair]:
+        return [self.ensure(*each) for each in wanted]
+
     def _make(self, hardware: Hardware, model: Model) -> UUID:
         pairs = self._state.pairs.values()
         names = (hardware.gpu, hardware.gpu_count)
@@ -155,9 +158,6 @@ class MemoryObservations:
         received_at: datetime | None = None,
         token_id: UUID | None = None,
     ) -> None:
-        known(self._state.pairs, pair_id, "pair")
-        if content_digest in self._state.digests:
-            raise ConflictError("An observation with this content is already stored.")
         stored = StoredObservation(
             observation=observation,
             pair_id=pair_id,
@@ -165,9 +165,21 @@ class MemoryObservations:
             content_digest=content_digest,
             token_id=token_id,
         )
-        add_new(self._state.observations, observation.id, stored, "observation")
-        self._state.digests[content_digest] = observation.id
-        self._state.refresh(pair_id)
+        self.add_all([stored])
+
+    def add_all(self, observations: Sequence[StoredObservation]) -> None:
+        for stored in observations:
+            known(self._state.pairs, stored.pair_id, "pair")
+            if stored.content_digest in self._state.digests:
+                raise ConflictError("An observation with this content is already stored.")
+            add_new(self._state.observations, stored.observation.id, stored, "observation")
+            self._state.digests[stored.content_digest] = stored.observation.id
+        for pair_id in {stored.pair_id for stored in observations}:
+            self._state.refresh(pair_id)
+
+    def matching(self, ids: Sequence[UUID], digests: Sequence[str]) -> list[StoredObservation]:
+        wanted = {*ids, *(self._state.digests[each] for each in digests if each in self._state.digests)}
+        return [self._state.observations[each] for each in wanted if each in self._state.observations]
 
     def get(self, observation_id: UUID) -> StoredObservation | None:
         return self._state.observations.get(observation_id)

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, null, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, null, or_, select, update
 
 from kvyield_server.domain.observation import Observation, Verification
 from kvyield_server.errors import NotFoundError
@@ -28,11 +28,24 @@ _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verifica
 _ALL = select(tables.observation)
 _WITHOUT_LOG = select(*(column for column in _it if column.name != "log_excerpt"), null().label("log_excerpt"))
 _BY_DIGEST = _ALL.where(_it.content_digest == bindparam("content_digest"))
-_SUMMARY = select(_pair.engines, _pair.last_observed_at).where(_pair.id == bindparam("pair_id"))
-_COUNT_ONE = (
+_MATCHING = _ALL.where(
+    or_(
+        _it.id.in_(bindparam("ids", expanding=True)),
+        _it.content_digest.in_(bindparam("digests", expanding=True)),
+    )
+)
+_SUMMARIES = select(_pair.id, _pair.engines, _pair.last_observed_at).where(
+    _pair.id.in_(bindparam("pair_ids", expanding=True))
+)
+_COUNT = (
     update(tables.pair)
     .where(_pair.id == bindparam("pair_id"))
-    .values(observation_count=_pair.observation_count + 1, revision=_pair.revision + 1)
+    .values(
+        observation_count=_pair.observation_count + bindparam("more"),
+        revision=_pair.revision + 1,
+        engines=bindparam("engines"),
+        last_observed_at=bindparam("last_observed_at"),
+    )
 )
 _EQUALS = ("pair_id", "gpu", "model", "engine", "outcome", "host", "token_id")
 
@@ -59,16 +72,27 @@ class SqlObservations:
             content_digest=content_digest,
             token_id=token_id,
         )
-        insert_rows(self._connection, tables.observation, [observation_to_row(stored)])
-        rows = [verification_to_row(observation.id, *numbered) for numbered in enumerate(observation.verifications)]
-        insert_rows(self._connection, tables.verification, rows)
-        self._count(observation, pair_id)
+        self.add_all([stored])
 
-    def _count(self, observation: Observation, pair_id: UUID) -> None:
-        engines, last_observed_at = self._connection.execute(_SUMMARY, {"pair_id": pair_id}).one()
-        newest = max(observation.observed_at, last_observed_at or observation.observed_at)
-        values = {"engines": sorted({*engines, observation.engine.name.value}), "last_observed_at": newest}
-        self._connection.execute(_COUNT_ONE, {"pair_id": pair_id, **values})
+    def add_all(self, observations: Sequence[StoredObservation]) -> None:
+        if not observations:
+            return
+        insert_rows(self._connection, tables.observation, [observation_to_row(stored) for stored in observations])
+        verifications = [
+            verification_to_row(stored.observation.id, position, verification)
+            for stored in observations
+            for position, verification in enumerate(stored.observation.verifications)
+        ]
+        insert_rows(self._connection, tables.verification, verifications)
+        self._count(observations)
+
+    def _count(self, added: Sequence[StoredObservation]) -> None:
+        own: dict[UUID, list[Observation]] = {}
+        for stored in added:
+            own.setdefault(stored.pair_id, []).append(stored.observation)
+        found = self._connection.execute(_SUMMARIES, {"pair_ids": list(own)}).all()
+        counts = [_counted(*summary, own[summary.id]) for summary in found]
+        self._connection.execute(_COUNT, counts[0] if len(counts) == 1 else counts)
 
     def _recount(self, pair_id: UUID) -> None:
         live = (_it.pair_id == pair_id, _it.retracted_at.is_(None))
@@ -85,6 +109,9 @@ class SqlObservations:
 
     def by_digest(self, content_digest: str) -> StoredObservation | None:
         return next(iter(self._load(_BY_DIGEST, {"content_digest": content_digest})), None)
+
+    def matching(self, ids: Sequence[UUID], digests: Sequence[str]) -> list[StoredObservation]:
+        return self._load(_MATCHING, {"ids": ids, "digests": digests})
 
     def by_ids(self, ids: Sequence[UUID]) -> list[StoredObservation]:
         """Return the observations with these ids, in no order."""
@@ -147,6 +174,19 @@ class SqlObservations:
             for key, group in groupby(found, key=lambda row: row["observation_id"])
         }
         return [observation_from_row(row, own.get(row["id"], ())) for row in rows]
+
+
+def _counted(
+    pair_id: UUID, engines: Sequence[str], last_observed_at: datetime | None, added: Sequence[Observation]
+) -> dict[str, Any]:
+    """Return what a pair's row becomes once these observations are added."""
+    times = [each.observed_at for each in added]
+    return {
+        "pair_id": pair_id,
+        "more": len(added),
+        "engines": sorted({*engines, *(each.engine.name.value for each in added)}),
+        "last_observed_at": max([*times, last_observed_at] if last_observed_at else times),
+    }
 
 
 def _conditions(where: ObservationFilter) -> list[ColumnElement[bool]]:

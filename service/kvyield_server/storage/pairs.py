@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -15,7 +15,7 @@ from kvyield_server.storage import tables
 from kvyield_server.storage.paging import cut, pair_key
 from kvyield_server.storage.records import Page, PageKey, Pair, PairName
 from kvyield_server.storage.rows import pair_from_row
-from kvyield_server.storage.statements import insert_rows, newest_first
+from kvyield_server.storage.statements import batched, insert_rows, newest_first
 from kvyield_server.storage.values import merge_hardware, merge_model, new_id, plain, refuse_unstorable
 
 _hardware, _model, _pair = tables.hardware.c, tables.model.c, tables.pair.c
@@ -35,6 +35,12 @@ _PAIRS = select(
 _NAMED = _PAIRS.where(
     _hardware.gpu == bindparam("gpu"), _hardware.gpu_count == bindparam("gpu_count"), _model.name == bindparam("model")
 )
+_AMONG = _PAIRS.where(
+    _hardware.gpu.in_(bindparam("gpus", expanding=True)), _model.name.in_(bindparam("models", expanding=True))
+)
+_MOST_NAMED = 50  # of each kind in one query, which finds all their combinations
+
+Name = tuple[str, int, str]
 
 
 class SqlPairs:
@@ -55,6 +61,25 @@ class SqlPairs:
         touched = or_(*(_pair[name] == row[name] for name, news in zip(_OWNERS, is_news, strict=True) if news))
         self._connection.execute(update(tables.pair).where(touched).values(revision=_pair.revision + 1))
         return self._one(_PAIRS.where(_pair.id == known.id))
+
+    def ensure_all(self, wanted: Sequence[tuple[Hardware, Model]]) -> list[Pair]:
+        known = self._among({_name_of(*each) for each in wanted})
+        pairs: list[Pair] = []
+        for hardware, model in wanted:
+            found = known.get(_name_of(hardware, model))
+            if found is None or not _is_old_news(found, hardware, model):
+                known = {}  # what is written for one pair may be shared by others
+                found = self.ensure(hardware, model)
+            pairs.append(found)
+        return pairs
+
+    def _among(self, names: Iterable[Name]) -> dict[Name, Pair]:
+        found: dict[Name, Pair] = {}
+        for some in batched(names, _MOST_NAMED):
+            values = {"gpus": [name[0] for name in some], "models": [name[2] for name in some]}
+            pairs = [pair_from_row(row) for row in self._connection.execute(_AMONG, values).mappings()]
+            found |= {_name_of(pair.hardware, pair.model): pair for pair in pairs}
+        return found
 
     def _named(self, gpu: str, gpu_count: int, model: str) -> RowMapping | None:
         names = {"gpu": gpu, "gpu_count": gpu_count, "model": model}
@@ -146,3 +171,11 @@ class SqlPairs:
 
     def _one(self, query: Select[Any]) -> Pair:
         return pair_from_row(self._connection.execute(query).mappings().one())
+
+
+def _name_of(hardware: Hardware, model: Model) -> Name:
+    return hardware.gpu, hardware.gpu_count, model.name
+
+
+def _is_old_news(pair: Pair, hardware: Hardware, model: Model) -> bool:
+    return merge_hardware(pair.hardware, hardware) == pair.hardware and merge_model(pair.model, model) == pair.model

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Select, Table, insert, literal, tuple_
 from sqlalchemy.exc import IntegrityError
 
 from kvyield_server.storage.faults import translated
 from kvyield_server.storage.records import PageKey
+
+T = TypeVar("T")
+
+
+def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    """Yield the items in lists of at most ``size``."""
+    rest = iter(items)
+    while some := list(islice(rest, size)):
+        yield some
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:

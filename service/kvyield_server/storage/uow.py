@@ -38,6 +38,9 @@ class PairRepository(Protocol):
     def ensure(self, hardware: Hardware, model: Model) -> Pair:
         """Return the pair, made when it is new; newest attributes that are not None are merged in."""
 
+    def ensure_all(self, wanted: Sequence[tuple[Hardware, Model]]) -> list[Pair]:
+        """Do as ``ensure`` for each in turn, at little more than the cost of one where nothing is new."""
+
     def get(self, pair_id: UUID) -> Pair | None:
         """Return the pair with that id."""
 
@@ -76,6 +79,16 @@ class ObservationRepository(Protocol):
 
     def get(self, observation_id: UUID) -> StoredObservation | None:
         """Return the observation with that id."""
+
+    def add_all(self, observations: Sequence[StoredObservation]) -> None:
+        """Keep new observations at once, all or none. The caller vouches that each value can be stored.
+
+        Raises:
+            ConflictError: an id or a digest is already stored.
+        """
+
+    def matching(self, ids: Sequence[UUID], digests: Sequence[str]) -> list[StoredObservation]:
+        """Return the observations with one of these ids or one of these contents, in no order."""
 
     def by_digest(self, content_digest: str) -> StoredObservation | None:
         """Return the observation with that content."""

@@ -1,17 +1,27 @@
-"""Record one engine start: once, however often it is sent."""
+"""Record engine starts: each once, however often it is sent; many at the cost of a few."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
 from kvyield_server.domain.observation import Observation
-from kvyield_server.errors import ConflictError
+from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.records import StoredObservation
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.usecases.settle import settle
+from kvyield_server.usecases.settle import require_made, settle
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A start as it came: with the digest of its content, the token that posted it, and when."""
+
+    observation: Observation
+    digest: str
+    token_id: UUID | None
+    now: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +32,9 @@ class Recorded:
     is_new: bool
 
 
+Outcome = Recorded | ConflictError | InvalidError
+
+
 def record(
     observation: Observation, digest: str, *, token_id: UUID | None, now: datetime
 ) -> Callable[[UnitOfWork], Recorded]:
@@ -30,25 +43,76 @@ def record(
     The job raises ConflictError when the id is stored with other content, InvalidError when the recommendation that
     it names does not exist.
     """
+    keep = record_all([Arrival(observation, digest, token_id, now)])
 
     def job(uow: UnitOfWork) -> Recorded:
-        if known := _known(uow, observation.id, digest):
-            return Recorded(known, is_new=False)
-        pair = uow.pairs.ensure(observation.hardware, observation.model)
-        uow.observations.add(observation, pair.id, digest, received_at=now, token_id=token_id)
-        settle(uow, observation, now)
-        stored = StoredObservation(
-            observation=observation, pair_id=pair.id, received_at=now, content_digest=digest, token_id=token_id
-        )
-        return Recorded(stored, is_new=True)
+        (outcome,) = keep(uow)
+        if isinstance(outcome, Recorded):
+            return outcome
+        raise outcome
 
     return job
 
 
-def _known(uow: UnitOfWork, observation_id: UUID, digest: str) -> StoredObservation | None:
-    same_id = uow.observations.get(observation_id)
-    if same_id is None:
-        return uow.observations.by_digest(digest)
-    if same_id.content_digest != digest:
-        raise ConflictError(f"Observation {observation_id} is stored with other content; post this one with a new id.")
-    return same_id
+def record_all(arrivals: Sequence[Arrival]) -> Callable[[UnitOfWork], list[Outcome]]:
+    """Return the job that keeps observations in the order given and says of each what ``record`` would have."""
+
+    def job(uow: UnitOfWork) -> list[Outcome]:
+        known = _Known(uow, arrivals)
+        found = [known.take(uow, arrival) for arrival in arrivals]
+        kept = _kept(uow, list(known.fresh.values()))
+        untold, outcomes = set(kept), list[Outcome]()
+        for arrival, outcome in zip(arrivals, found, strict=True):
+            outcomes.append(outcome or Recorded(kept[arrival.digest], is_new=arrival.digest in untold))
+            untold.discard(arrival.digest)
+        return outcomes
+
+    return job
+
+
+class _Known:
+    """What is stored already, and what came earlier in the same call."""
+
+    def __init__(self, uow: UnitOfWork, arrivals: Sequence[Arrival]) -> None:
+        ids, digests = [each.observation.id for each in arrivals], [each.digest for each in arrivals]
+        stored = uow.observations.matching(ids, digests)
+        self._by_id = {each.observation.id: each for each in stored}
+        self._by_digest = {each.content_digest: each for each in stored}
+        self._coming: dict[UUID, str] = {}
+        self.fresh: dict[str, Arrival] = {}
+
+    def take(self, uow: UnitOfWork, arrival: Arrival) -> Outcome | None:
+        """Return what became of an arrival; None when it is to be stored, or equals one that is."""
+        start, digest = arrival.observation, arrival.digest
+        same_id = self._by_id.get(start.id)
+        content = same_id.content_digest if same_id else self._coming.get(start.id)
+        if content is not None and content != digest:
+            return ConflictError(f"Observation {start.id} is stored with other content; post this one with a new id.")
+        if stored := same_id or self._by_digest.get(digest):
+            return Recorded(stored, is_new=False)
+        try:
+            require_made(uow, start)
+        except InvalidError as error:
+            return error
+        self._coming[start.id] = digest
+        self.fresh.setdefault(digest, arrival)
+        return None
+
+
+def _kept(uow: UnitOfWork, fresh: Sequence[Arrival]) -> dict[str, StoredObservation]:
+    """Store new observations, settle what they settle, and return them by digest."""
+    pairs = uow.pairs.ensure_all([(each.observation.hardware, each.observation.model) for each in fresh])
+    stored = [
+        StoredObservation(
+            observation=each.observation,
+            pair_id=pair.id,
+            received_at=each.now,
+            content_digest=each.digest,
+            token_id=each.token_id,
+        )
+        for each, pair in zip(fresh, pairs, strict=True)
+    ]
+    uow.observations.add_all(stored)
+    for each in fresh:
+        settle(uow, each.observation, each.now)
+    return {each.content_digest: each for each in stored}

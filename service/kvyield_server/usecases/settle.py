@@ -10,15 +10,18 @@ from kvyield_server.storage.uow import UnitOfWork
 
 
 def settle(uow: UnitOfWork, observation: Observation, now: datetime) -> None:
-    """Settle the recommendation that an observation names, if any; the first start counts.
+    """Settle the recommendation that a stored observation names, if any; the first start counts."""
+    if observation.recommendation_id is not None:
+        uow.recommendations.settle(observation.recommendation_id, observation.id, now)
+
+
+def require_made(uow: UnitOfWork, observation: Observation) -> None:
+    """Return when the recommendation that an observation names exists, or it names none.
 
     Raises:
-        InvalidError: the recommendation does not exist.
+        InvalidError: it does not exist.
     """
     answer = observation.recommendation_id
-    if answer is None:
-        return
-    if uow.recommendations.get(answer) is None:
+    if answer is not None and uow.recommendations.get(answer) is None:
         detail = f"recommendation_id is {answer}; no such recommendation was made here. Leave it null when unsure."
         raise InvalidError([("/recommendation_id", detail)])
-    uow.recommendations.settle(answer, observation.id, now)

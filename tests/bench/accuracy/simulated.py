@@ -37,8 +37,8 @@ def coverage(report: Report) -> None:
     report.bar("90 % intervals hold 87 to 93 % of simulated starts", per_cent(share, 1), is_met=0.87 <= share <= 0.93)
 
 
-def restarts(report: Report) -> None:
-    """Print restarts and starts out of memory of every search on the same tasks."""
+def restarts(report: Report) -> dict[str, list[tuple[int, int, bool]]]:
+    """Print restarts and starts out of memory of every search on the same tasks, and return them task by task."""
     report.section(f"Restarts to a verified target on {TASKS:,} simulated tasks")
     found = {name: search_results(search) for name, search in SEARCHES.items()}
     report.table(RESTART_HEADS, [restart_row(name, results) for name, results in found.items()])
@@ -49,6 +49,7 @@ def restarts(report: Report) -> None:
     for rival in RIVALS:
         figure = f"{deaths['kvyield']} against {deaths[rival]}"
         report.bar(f"no more OOM starts than {rival}", figure, is_met=deaths["kvyield"] <= deaths[rival])
+    return found
 
 
 RESTART_HEADS = ("search", "mean restarts", "95th percentile", "most", "minutes, mean", "OOM starts", "unfinished")

@@ -1,0 +1,103 @@
+"""Where starts come in: those that arrive while others are being written share the next write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+
+from kvyield_server.errors import KvyieldError, StorageUnavailableError
+from kvyield_server.usecases.ports import Storage, UnitOfWork
+from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, record_all
+
+MOST_TOGETHER = 64
+MOST_WRITES = 2  # one that is on its way to the disk, and one that waits behind it
+
+T = TypeVar("T")
+Job = Callable[[UnitOfWork], Recorded]
+Waiting = tuple[Arrival, "asyncio.Future[Recorded]"]
+
+
+class Intake:
+    """Belongs to one event loop. Each start is answered once it is on disk, and fails alone."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._waiting: list[Waiting] = []
+        self._writes = 0
+
+    async def take(self, arrival: Arrival) -> Recorded:
+        """Record one start.
+
+        Raises:
+            ConflictError, InvalidError: as ``record``.
+            StorageUnavailableError: it may not have been stored; it may be sent again.
+        """
+        answer: asyncio.Future[Recorded] = asyncio.get_running_loop().create_future()
+        self._waiting.append((arrival, answer))
+        self._write()
+        return await answer
+
+    async def take_all(self, arrivals: Sequence[Arrival]) -> list[Outcome | KvyieldError]:
+        """Record starts in one write and say what became of each; StorageUnavailableError is raised for all."""
+        try:
+            return list(await _answered(self._storage.write(record_all(arrivals))))
+        except StorageUnavailableError:
+            raise
+        except KvyieldError:
+            return [await self._alone(arrival) for arrival in arrivals]
+
+    def _write(self) -> None:
+        if self._waiting and self._writes < MOST_WRITES:
+            together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
+            self._writes += 1
+            loop = asyncio.get_running_loop()
+            written = self._storage.write(record_all([arrival for arrival, _ in together]))
+            written.add_done_callback(lambda done: loop.call_soon_threadsafe(self._told, together, done))
+
+    def _told(self, together: list[Waiting], done: Future[list[Outcome]]) -> None:
+        self._writes -= 1
+        self._write()
+        error = done.exception()
+        if error is None:
+            for (_, answer), outcome in zip(together, done.result(), strict=True):
+                _tell(answer, outcome)
+        elif len(together) == 1 or isinstance(error, StorageUnavailableError):
+            for _, answer in together:
+                _tell(answer, error)
+        else:
+            for arrival, answer in together:
+                self._again(arrival, answer)
+
+    def _again(self, arrival: Arrival, answer: asyncio.Future[Recorded]) -> None:
+        """Write one start of a group that failed, so that the one at fault fails alone."""
+        loop, written = asyncio.get_running_loop(), self._storage.write(_single(arrival))
+        written.add_done_callback(
+            lambda done: loop.call_soon_threadsafe(lambda: _tell(answer, done.exception() or done.result()))
+        )
+
+    async def _alone(self, arrival: Arrival) -> Outcome | KvyieldError:
+        try:
+            return await _answered(self._storage.write(_single(arrival)))
+        except StorageUnavailableError:
+            raise
+        except KvyieldError as error:
+            return error
+
+
+def _single(arrival: Arrival) -> Job:
+    return record(arrival.observation, arrival.digest, token_id=arrival.token_id, now=arrival.now)
+
+
+async def _answered(future: Future[T]) -> T:
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+def _tell(answer: asyncio.Future[Recorded], outcome: Recorded | BaseException) -> None:
+    if answer.done():  # the caller went away
+        return
+    if isinstance(outcome, BaseException):
+        answer.set_exception(outcome)
+    else:
+        answer.set_result(outcome)
