@@ -193,8 +193,13 @@ def test_the_history_filters_by_outcome_and_host(page: Page, site: Site) -> None
     expect(page.locator("#history")).to_contain_text("No start passes this filter")
     page.get_by_label("Outcome").select_option("")
     expect(rows).to_have_count(1)
+    page.get_by_label("Target: longest prompt, tokens").fill("150000")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**target_tokens=150000*")
+    assert "host=gpu-02" in page.url
     page.reload()
     expect(rows).to_have_count(1)
+    expect(page.locator("#text-args")).to_contain_text("0.888")
 
 
 def test_long_histories_come_in_pages(page: Page, site: Site) -> None:

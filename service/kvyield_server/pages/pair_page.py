@@ -17,7 +17,7 @@ from kvyield_server.pages.advising import advised, chosen_deployment, keep_advic
 from kvyield_server.pages.asking import CONFIDENCES, FIELDS
 from kvyield_server.pages.history import FILTERS, history_values
 from kvyield_server.pages.pairs_page import row_of
-from kvyield_server.pages.rendering import page, query_text
+from kvyield_server.pages.rendering import address_after, page
 from kvyield_server.pages.session import LOOKS
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.pairs import labels_of, memory_text
@@ -50,7 +50,8 @@ async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) 
         return {"row": {"id": pair_id}, "is_swap": True, **advised(uow, services, stored_pair(uow, pair_id), given)}
 
     values = await services.read(work)
-    address = f"/ui/pairs/{pair_id}?{query_text({name: given.get(name) for name in ('deployment', *FIELDS)})}"
+    said = {name: given.get(name) for name in ("deployment", *FIELDS)}
+    address = address_after(request, f"/ui/pairs/{pair_id}", said)
     status = 422 if values["faults"] else 200
     return page(request, "advice.html", values, status_code=status, headers={"HX-Replace-Url": address})
 
@@ -76,7 +77,7 @@ async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID])
         return {"row": {"id": stored_pair(uow, pair_id).id}, **history_values(uow, pair_id, given)}
 
     values = await services.read(work)
-    address = f"/ui/pairs/{pair_id}?{query_text({name: given.get(name) for name in FILTERS})}#history"
+    address = address_after(request, f"/ui/pairs/{pair_id}", {name: given.get(name) for name in FILTERS})
     return page(request, "history.html", values, headers={"HX-Replace-Url": address})
 
 

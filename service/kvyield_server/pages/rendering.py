@@ -8,7 +8,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from litestar import MediaType, Request, Response
@@ -81,6 +81,14 @@ def static_address(name: str) -> str:
 def query_text(values: Mapping[str, Any]) -> str:
     """Return values as a query, without the empty ones."""
     return urlencode({name: str(value) for name, value in values.items() if value not in (None, "")})
+
+
+def address_after(request: Request[Any, Any, Any], path: str, given: Mapping[str, Any]) -> str:
+    """Return the address that shows a page as it is after a part of it was swapped: what else it said stays said."""
+    before = dict(parse_qsl(urlsplit(request.headers.get("hx-current-url", "")).query))
+    before.pop("page_token", None)
+    query = query_text({**before, **given})
+    return f"{path}?{query}" if query else path
 
 
 def _moment(at: datetime | None) -> str:
