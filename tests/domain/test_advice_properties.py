@@ -6,9 +6,11 @@ from dataclasses import fields, is_dataclass, replace
 from math import isfinite
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from domain.real_starts import worked_case
 from domain.straight_line import (
     KIMI,
     HandFit,
@@ -26,6 +28,7 @@ from kvyield_server.domain.observation import (
     EngineName,
     Failure,
     Hardware,
+    Measurements,
     Model,
     Observation,
     Outcome,
@@ -244,3 +247,32 @@ def _assert_finite(value: Any, where: str = "advice") -> None:
     elif isinstance(value, tuple | list):
         for inner in value:
             _assert_finite(inner, where)
+
+
+@pytest.mark.parametrize("extreme", [1e30, -1e30, 1e300, 10**400, 5e-324, 2**31 - 1, -1, "1e400"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mem_fraction_static", "context_length", "max_running_requests", "tp_size", "chunked_prefill_size"),
+        *("cuda_graph_max_bs", "max_total_tokens", "dp_size", "dcp_size", "mamba_full_memory_ratio", "page_size"),
+    ],
+)
+def test_extreme_flags_are_answered(name: str, extreme: Scalar) -> None:
+    """Flags beyond any sense, in evidence and in questions alike, overflow nothing and leave figures finite."""
+    first, *others = worked_case()
+    odd = replace(first, flags={**first.flags, name: extreme})
+    for fit in fit_pair(PairEvidence((odd, *others))).deployments:
+        fit.predict({name: extreme})
+        _assert_finite(recommend(fit, Question(target_tokens=200_000)))
+        _assert_finite(recommend(fit, Question(target_tokens=200_000, flags={name: extreme})))
+
+
+@pytest.mark.parametrize("figure", ["free_at_ready_gib", "free_before_load_gib", "kv_cache_gib", "weights_gib"])
+@pytest.mark.parametrize("extreme", [1e300, -1e300, 1e30, 5e-324, 0.0])
+def test_extreme_measurements_are_answered(figure: str, extreme: float) -> None:
+    """A figure that no card can have overflows nothing."""
+    first, *others = worked_case()
+    figures: dict[str, Any] = {"pool_tokens": 101_134, figure: extreme}
+    measured = Measurements(**figures)
+    for fit in fit_pair(PairEvidence((replace(first, measurements=measured), *others))).deployments:
+        _assert_finite(recommend(fit, Question(target_tokens=200_000)))

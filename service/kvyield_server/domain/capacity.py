@@ -76,7 +76,8 @@ class CapacityLine:
 
     ``posterior`` is in tokens over the fraction, or in GiB where no start and no config tells tokens
     (``tokens_per_gib`` is None then). ``flags`` are those of the running start: they stand in for flags not given.
-    ``widening_tokens`` is added scatter, as after drift.
+    ``widening_tokens`` is added scatter, as after drift. ``is_other_version`` says that the line answers for another
+    engine version than its evidence is of.
     """
 
     model: Model
@@ -90,6 +91,7 @@ class CapacityLine:
     page_tokens: int
     noise: Noise
     widening_tokens: float = 0.0
+    is_other_version: bool = False
 
     def pool(self, flags: Flags) -> StudentT | None:
         """Return pool tokens before rounding down to pages, or None when nothing tells."""
@@ -105,6 +107,8 @@ class CapacityLine:
         """Return the line under these flags as a function of the fraction, their differences worked out once."""
         merged = {**self.flags, **flags}
         change = self._change(merged)
+        if self.is_other_version:
+            change = change.widened(SHIFT_SD_GIB["version"], VERSION_COST_SD)
         fraction = as_number(merged.get(FRACTION_FLAG[self.engine.name]))
         return CapacityAlong(self, change, self._tokens(change.shift_sd_gib), fraction)
 
@@ -230,6 +234,11 @@ class Change:
     @property
     def is_none(self) -> bool:
         return self.ratio.value == 1.0 and self.ratio.relative_sd == 0.0
+
+    def widened(self, shift_sd_gib: float, relative_sd: float) -> Change:
+        """Return the change with further doubt about w, GiB, and about the price of a token."""
+        ratio = Ratio(self.ratio.value, hypot(self.ratio.relative_sd, relative_sd))
+        return Change(ratio, hypot(self.shift_sd_gib, shift_sd_gib), self.fraction_shift)
 
 
 NO_CHANGE = Change(Ratio(1.0, 0.0), 0.0, 0.0)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import context_needed, request_tokens
+from kvyield_server.domain.deployment import plain_version
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import EngineName, Observation
@@ -138,6 +139,10 @@ def _is_crowded(starts: Sequence[Observation]) -> bool:
 
 
 def _versions(case: Case) -> Iterator[Caution]:
+    asked, known = case.question.engine_version, case.fit.summary.engine_version
+    if asked is not None and plain_version(asked) != plain_version(known or "unknown"):
+        detail = f"Asked for version {asked}; the evidence is of {known or 'an unknown version'}."
+        yield Caution(code="other_engine_version", detail=detail)
     running = case.fit.running
     if running is None:
         return

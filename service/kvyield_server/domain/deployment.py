@@ -116,7 +116,7 @@ def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -
     """Return what is known of the key of a start with these flags."""
     key: dict[str, str] = {"engine": engine.name.value}
     if engine.version is not None:
-        key["version"] = engine.version.strip().lower().removeprefix("v")
+        key["version"] = plain_version(engine.version)
     if engine.variant is not None:
         key["variant"] = engine.variant.strip().lower()
     if model.revision is not None:
@@ -129,6 +129,11 @@ def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -
     if gpu_count == 1:
         key.setdefault("tp", "1")
     return key
+
+
+def plain_version(version: str) -> str:
+    """Return a version as the key has it: ``v0.5.12`` and ``0.5.12`` are one."""
+    return version.strip().lower().removeprefix("v")
 
 
 def observation_key(start: Observation) -> Key:

@@ -23,6 +23,7 @@ from kvyield_server.domain.deployment import (
     differing_fields,
     group_starts,
     key_identifier,
+    plain_version,
 )
 from kvyield_server.domain.drift import (
     NEW_VERSION_LEVEL,
@@ -72,6 +73,15 @@ class DeploymentFit:
     prompt_need: PromptNeed
     starts: tuple[Observation, ...]
 
+    def for_version(self, version: str | None) -> DeploymentFit:
+        """Return the fit as it answers for this engine version: wider where its evidence is of another."""
+        known = self.key.get("version")
+        if version is None or known is None or known == plain_version(version):
+            return self
+        capacity = replace(self.capacity, is_other_version=True)
+        free_memory = replace(self.free_memory, capacity=capacity, is_other_version=True)
+        return replace(self, capacity=capacity, free_memory=free_memory)
+
     def predict(self, flags: Flags) -> Prediction:
         """Return pool and free memory at these flags; an estimate is None when nothing tells it."""
         asked = {**self.capacity.flags, **flags}
@@ -104,6 +114,12 @@ class PairFit:
         ``like`` names a start of it. Else it is the deployment of the newest start that agrees with the flags; when
         none agrees, the newest one of that version, or of that engine, answers with wider intervals.
         """
+        chosen = self._chosen(engine, engine_version, like, flags)
+        return None if chosen is None else chosen.for_version(engine_version)
+
+    def _chosen(
+        self, engine: EngineName | None, engine_version: str | None, like: UUID | None, flags: Flags
+    ) -> DeploymentFit | None:
         if like is not None:
             return next((fit for fit in self.deployments if any(start.id == like for start in fit.starts)), None)
         candidates = [fit for fit in self.deployments if engine is None or fit.capacity.engine.name is engine]
@@ -113,7 +129,7 @@ class PairFit:
 
 
 def _has_version(fit: DeploymentFit, version: str | None) -> bool:
-    return version is None or fit.key.get("version") == version.strip().lower().removeprefix("v")
+    return version is None or fit.key.get("version") == plain_version(version)
 
 
 def _agrees_with(fit: DeploymentFit, flags: Flags) -> bool:
@@ -209,8 +225,8 @@ def _find_drift(member: Member, prior: CapacityPrior, others: Sequence[Member]) 
         known = history.distinct_fractions > 1
         return drift_from(history.line, newest.start, level=SAME_DEPLOYMENT_LEVEL) if known else None
     for other in others:
-        is_older = other.fit.distinct_fractions > 1 and differing_fields(member.key, other.key) == {"version"}
-        if is_older:
+        is_older = bool(other.found) and other.found[-1].start.observed_at < newest.start.observed_at
+        if is_older and other.fit.distinct_fractions and differing_fields(member.key, other.key) == {"version"}:
             since = other.key.get("version")
             return drift_from(other.fit.line, newest.start, level=NEW_VERSION_LEVEL, since_version=since)
     return None

@@ -21,6 +21,7 @@ import numpy as np
 from kvyield_server.domain.belief import Belief, Matrix, Row, Vector
 from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.engine_version import parse_version
+from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Outcome, Phase, Scalar
@@ -34,6 +35,7 @@ _FIRST, _LAST = 0.25, 0.75
 _NOISE_GIB = 0.14
 _UNIFIED_NOISE = 0.02
 _PRIOR_DF = 4.0
+_LARGEST_GIB = 1e5
 _UNSEEN_CHANGE_GIB = 0.4
 _FIXED_GIB, _FIXED_SD_GIB = 1.35, 2.0
 _GRAPHS_GIB, _GRAPHS_SD_GIB = 1.15, 0.6
@@ -55,13 +57,17 @@ class PoolLine(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreeMemoryLine:
-    """Free memory at ready as a function of the flags, for one deployment."""
+    """Free memory at ready as a function of the flags, for one deployment.
+
+    ``is_other_version`` says that it answers for another engine version than its evidence is of.
+    """
 
     engine: EngineName
     capacity: PoolLine
     reference: Flags
     context_tokens: int | None
     belief: Belief | None
+    is_other_version: bool = False
 
     def at_ready(self, flags: Flags) -> StudentT | None:
         """Return GiB free on the fullest GPU when the server is ready; None when nothing tells the card's memory."""
@@ -71,12 +77,13 @@ class FreeMemoryLine:
     def along(self, flags: Flags, pool: PoolAlong) -> FreeMemoryAlong:
         """Return the line under these flags as a function of the fraction; ``pool`` is the capacity line under them."""
         there, here = self._graphs(self.reference), self._graphs(flags)
+        unseen = _unseen_variance(self.engine, flags, self.reference)
         return FreeMemoryAlong(
             pool=pool,
             base=self.capacity.base_gib,
             graphs=(there[0] - here[0], there[1] - here[1]),
             table=request_table(self.engine, flags, self.context_tokens),
-            unseen_variance=_unseen_variance(self.engine, flags, self.reference),
+            unseen_variance=unseen + (_UNSEEN_CHANGE_GIB**2 if self.is_other_version else 0.0),
             cap_gib=self._cap_gib(flags),
             belief=self.belief,
         )
@@ -196,7 +203,7 @@ def _alike(
     name = NAMES[line.engine].fraction
     alike: dict[tuple[tuple[str, Scalar], ...], tuple[Flags, list[tuple[float, float, bool]]]] = {}
     for start in starts:
-        reading, fraction = _reading(start), start.fraction
+        reading, fraction = _reading(start), fraction_of(start)
         if reading is None or fraction is None:
             continue
         key = tuple({**start.flags, name: None}.items())
@@ -207,7 +214,10 @@ def _alike(
 
 def _reading(start: Observation) -> tuple[float, bool] | None:
     """Return GiB free at ready and whether it is a point (True) or an upper bound (False)."""
-    ready, pool_end = start.measurements.free_at_ready_gib, start.measurements.free_at_pool_end_gib
+    ready, pool_end = (
+        value if value is not None and abs(value) < _LARGEST_GIB else None
+        for value in (start.measurements.free_at_ready_gib, start.measurements.free_at_pool_end_gib)
+    )
     phase = start.failure.phase if start.failure else Phase.UNKNOWN
     if start.outcome is Outcome.OOM_STARTUP:
         return (0.0, False) if phase is not Phase.LOAD else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvyield_server.domain.answers import Question
+from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.flags import NAMES, number
 from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Phase
 from kvyield_server.domain.scalars import is_on
@@ -18,7 +19,7 @@ def counts_against(start: Observation, question: Question) -> bool:
     A start that died while loading weights had no pool yet. A run-time death counts for prompts no
     shorter than its own.
     """
-    if start.fraction is None:
+    if fraction_of(start) is None:
         return False
     if start.outcome is Outcome.OOM_STARTUP:
         return start.failure is None or start.failure.phase is not Phase.LOAD
@@ -34,9 +35,10 @@ def highest_survivable_step(
     """Return the largest step below every death that counts under ``flags``, and the death that sets it."""
     cap, death = HIGHEST_STEP, None
     for start in deaths:
-        if start.fraction is None or _is_lighter(engine, flags, start.flags):
+        fraction = fraction_of(start)
+        if fraction is None or _is_lighter(engine, flags, start.flags):
             continue
-        below = max(1, step_below(start.fraction))
+        below = max(1, step_below(fraction))
         if below < cap:
             cap, death = below, start
     return cap, death

@@ -19,6 +19,9 @@ Flags = Mapping[str, Scalar]
 Facts = Mapping[str, object]
 """Fields of the model's own ``config.json``, as far as they are known (numbers, strings, lists of them)."""
 
+LARGEST_FRACTION = 1e9
+"""LMDeploy's flag may be a count of blocks; nothing beyond this is a fraction or a count."""
+
 NOTHING: Mapping[str, Scalar] = MappingProxyType({})
 
 
@@ -161,6 +164,8 @@ class Observation:
 
     @property
     def fraction(self) -> float | None:
-        """The value of the engine's pool flag, as the engine resolved it."""
+        """The value of the engine's pool flag, as the engine resolved it; None where it is no number of any use."""
         value = self.flags.get(FRACTION_FLAG[self.engine.name])
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            return None
+        return float(value) if abs(value) < LARGEST_FRACTION else None

@@ -83,5 +83,7 @@ def _answer(subject: Subject, question: Question) -> Advice:
     from kvyield_server.domain.flags import translated  # noqa: PLC0415
 
     fit = subject.deployment(translated(subject.engine, question.flags))
-    advice = advise(fit, question)
-    return replace(advice, warnings=(*advice.warnings, *subject.cautions(fit)))
+    advice = advise(fit, replace(question, engine_version=subject.selector.engine_version))
+    known = {warning.code for warning in advice.warnings}
+    more = (caution for caution in subject.cautions(fit) if caution.code not in known)
+    return replace(advice, warnings=(*advice.warnings, *more))
