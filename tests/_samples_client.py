@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from kvyield._ids import content_id
+from kvyield._ids import start_id
 from kvyield._wire import Engine, Hardware, Measurements, Model, Observation
 
 LOG = """\
@@ -18,9 +18,9 @@ max_running_requests=8, context_len=200000, available_gpu_mem=6.10 GB
 
 
 def sample(number: int = 0, *, model: str = "moonshotai/Kimi-K2.6") -> Observation:
-    """A start that differs from another number's in its pool only."""
+    """A start that differs from another number's in its pool and its minute only."""
     observation = Observation(
-        observed_at=datetime.fromisoformat("2026-05-30T22:00:23+00:00"),
+        observed_at=datetime.fromisoformat("2026-05-30T22:00:23+00:00") + timedelta(minutes=number),
         hardware=Hardware(gpu="NVIDIA H200", gpu_count=8),
         model=Model(name=model),
         engine=Engine(name="sglang", version="0.5.12"),
@@ -28,5 +28,5 @@ def sample(number: int = 0, *, model: str = "moonshotai/Kimi-K2.6") -> Observati
         outcome="ready",
         measurements=Measurements(pool_tokens=192_406 + number),
     )
-    observation.id = content_id(observation)
+    observation.id = start_id(observation)
     return observation

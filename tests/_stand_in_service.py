@@ -34,6 +34,10 @@ class StandIn(ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
+    def by_id(self, observation_id: str) -> dict[str, Any] | None:
+        """The observation that is stored under an id."""
+        return next((one for one in list(self.stored.values()) if one["id"] == observation_id), None)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients that hang up are the point of these tests."""
 
@@ -66,6 +70,9 @@ class Handler(BaseHTTPRequestHandler):
     def _get(self) -> None:
         if self.path.startswith("/health"):
             self.answer(200, {"status": "ready", "version": "0"})
+        elif self.path.startswith("/observations/"):
+            found = self.server.by_id(self.path.rpartition("/")[2])
+            self.answer(200 if found else 404, found or {"title": "Not found", "status": 404})
         elif self.path.startswith("/observations"):
             items = sorted(self.server.stored.values(), key=lambda one: str(one["id"]), reverse=True)
             self.answer(200, {"items": items, "next_page_token": None})
@@ -82,9 +89,14 @@ class Handler(BaseHTTPRequestHandler):
                 for index, (status, kept) in enumerate(results)
             ]
             self.answer(200, {"items": items})
+        elif self.path.endswith("/verifications"):
+            found = self.server.by_id(self.path.split("/")[2])
+            assert found is not None
+            found["verifications"].append(json.loads(self.body))
+            self.answer(201, found)
 
     def keep(self, observation: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """201 for a new one, 200 for the same again, 422 for the model that the tests call refused."""
+        """201 for a new one, 200 for the same again, 409 for its id with other content, 422 for a refused model."""
         if observation["model"]["name"] == "refused/model":
             return 422, {"title": "Invalid", "status": 422, "detail": "not this one", "errors": []}
         content = json.dumps({**observation, "id": None}, sort_keys=True)
@@ -92,6 +104,8 @@ class Handler(BaseHTTPRequestHandler):
             self.server.posts.append(str(observation["id"]))
             if content in self.server.stored:
                 return 200, self.server.stored[content]
+            if self.server.by_id(str(observation["id"])):
+                return 409, {"title": "Conflict", "status": 409, "detail": "stored with other content"}
             kept = {**observation, "id": observation["id"] or str(uuid4()), "pair_id": PAIR}
             self.server.stored[content] = kept
         return 201, kept

@@ -43,10 +43,10 @@ def card(**values: bool | int | float | str | None) -> dict[str, Sourced]:
 
 
 def test_the_same_start_gives_the_same_id_and_another_one_another() -> None:
-    """Reading a log twice gives one id, of version 7 with the start's time in it; any other value gives another."""
+    """Reading a log twice gives one id, of version 7 with the start's time in it; another model gives another."""
     extras = Extras(options=options(gpu=GPU))
     one, again = (assemble(start(), extras).observation() for _ in range(2))
-    other = assemble(start(measurements={"pool_tokens": said(192_407)}), extras).observation()
+    other = assemble(start(facts={"model_name": said("other")}), extras).observation()
     assert one == again
     assert one.id != other.id
     assert one.id is not None

@@ -239,12 +239,16 @@ class Health(Received, kw_only=True):
 
 
 class Receipt(Received, kw_only=True):
-    """What became of a posted observation: the stored one's id (the first one's, when the content was known)."""
+    """What became of a posted observation: the stored one's id (the first one's, when the content was known).
+
+    ``note`` is the client's own word on a start that is stored with other content.
+    """
 
     id: UUID
     pair_id: UUID | None = None
     received_at: datetime | None = None
     created: bool = True
+    note: str | None = None
 
 
 class BatchAnswer(Received, kw_only=True):

@@ -18,7 +18,7 @@ import msgspec
 
 from kvyield import _wire
 from kvyield._errors import IncompleteError
-from kvyield._ids import content_id
+from kvyield._ids import start_id
 from kvyield._names import model_name, same_name, same_size
 from kvyield._parallel import gpu_count_of
 from kvyield._secrets import looks_secret, redacted
@@ -77,7 +77,7 @@ class Assembled:
             whole = msgspec.convert(self.draft, _wire.Observation)
         except msgspec.ValidationError as error:
             raise IncompleteError(f"the log tells something impossible: {error}", ()) from None
-        return msgspec.structs.replace(whole, id=content_id(whole))
+        return msgspec.structs.replace(whole, id=start_id(whole))
 
     def json(self) -> bytes:
         """The observation exactly as it would be posted; what is missing is null."""

@@ -11,17 +11,17 @@ from uuid import UUID
 import msgspec
 
 from kvyield import _wire
-from kvyield._errors import DeadlineError, RefusedError, ServiceError, SpoolError
-from kvyield._ids import content_id
+from kvyield._errors import ConflictError, DeadlineError, RefusedError, ServiceError, SpoolError
+from kvyield._ids import start_id
+from kvyield._replay import Ledger, after_conflict, post_start, posting
 from kvyield.spool import Spool
 
+CONFLICT = 409
 Fate = Literal["stored", "known", "spooled", "refused", "lost"]
 
 
-class Poster(Protocol):
+class Poster(Ledger, Protocol):
     """The part of `Client` that delivery needs."""
-
-    def post_observation(self, observation: _wire.Observation) -> _wire.Receipt: ...
 
     def post_observations(self, observations: Sequence[_wire.Observation]) -> list[_wire.BatchItem]: ...
 
@@ -43,22 +43,22 @@ def deliver(
 
     Never raises for a service that is away; a spool that cannot be written (a full disk) leads to a direct attempt.
     """
-    named = [msgspec.structs.replace(one, id=one.id or content_id(one)) for one in observations]
+    named = [msgspec.structs.replace(one, id=one.id or start_id(one)) for one in observations]
     unspooled = {one.id: reason for one in named if (reason := _spool_fault(spool, one))}
     receipts: dict[UUID | None, _wire.Receipt] = {}
-    refused, stopped = _send(spool, _budgeted(client.post_observation, budget_seconds, receipts))
+    refused, stopped = _send(spool, _budgeted(posting(client), budget_seconds, receipts))
     direct = {one.id: _direct(client, one) for one in named if one.id in unspooled and one.id not in receipts}
     return [_fate(one, receipts, refused, stopped, direct) for one in named]
 
 
 def deliver_batch(observations: Sequence[_wire.Observation], spool: Spool, client: Poster) -> list[Delivery]:
     """Post many at once; what the service does not take now is spooled. For logs, which can be read again."""
-    named = [msgspec.structs.replace(one, id=one.id or content_id(one)) for one in observations]
+    named = [msgspec.structs.replace(one, id=one.id or start_id(one)) for one in observations]
     try:
         items = {item.index: item for item in client.post_observations(named)}
     except ServiceError as error:
         return [_spooled(spool, one, str(error)) for one in named]
-    return [_batch_fate(spool, one, items.get(index)) for index, one in enumerate(named)]
+    return [_batch_fate(spool, client, one, items.get(index)) for index, one in enumerate(named)]
 
 
 def _spool_fault(spool: Spool, observation: _wire.Observation) -> str | None:
@@ -96,12 +96,16 @@ def _send(
 
 def _direct(client: Poster, observation: _wire.Observation) -> Delivery:
     try:
-        receipt = client.post_observation(observation)
+        receipt = post_start(client, observation)
     except RefusedError as error:
         return Delivery(observation, "refused", str(error))
     except ServiceError as error:
         return Delivery(observation, "lost", f"{error}; and the spool could not be written")
-    return Delivery(observation, "stored" if receipt.created else "known", stored_id=receipt.id)
+    return _received(observation, receipt)
+
+
+def _received(observation: _wire.Observation, receipt: _wire.Receipt) -> Delivery:
+    return Delivery(observation, "stored" if receipt.created else "known", receipt.note, receipt.id)
 
 
 def _fate(
@@ -112,7 +116,7 @@ def _fate(
     direct: dict[UUID | None, Delivery],
 ) -> Delivery:
     if receipt := receipts.get(one.id):
-        return Delivery(one, "stored" if receipt.created else "known", stored_id=receipt.id)
+        return _received(one, receipt)
     if one.id in direct:
         return direct[one.id]
     if one.id in refused:
@@ -125,18 +129,33 @@ def _spooled(spool: Spool, one: _wire.Observation, reason: str) -> Delivery:
     return Delivery(one, "lost", f"{reason}; {fault}") if fault else Delivery(one, "spooled", reason)
 
 
-def _batch_fate(spool: Spool, one: _wire.Observation, item: _wire.BatchItem | None) -> Delivery:
+def _batch_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wire.BatchItem | None) -> Delivery:
     if item is None:
         return _spooled(spool, one, "the service's answer leaves this one out")
     if item.status < 300:
         return Delivery(one, "stored" if item.status == 201 else "known", stored_id=item.id)
-    reason = _words(item.problem) if item.problem else f"HTTP {item.status}"
+    if item.status == CONFLICT:
+        return _conflict_fate(spool, client, one, item)
+    reason = _reason(item)
     if item.status >= 500 or item.status in (408, 425, 429):
         return _spooled(spool, one, reason)
     return Delivery(one, "refused", reason)
 
 
-def _words(problem: _wire.Problem) -> str:
+def _conflict_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wire.BatchItem) -> Delivery:
+    try:
+        conflict = ConflictError(item.status, item.problem or _wire.Problem(status=item.status))
+        return _received(one, after_conflict(client, one, conflict))
+    except RefusedError:
+        return Delivery(one, "refused", _reason(item))
+    except ServiceError as error:
+        return _spooled(spool, one, str(error))
+
+
+def _reason(item: _wire.BatchItem) -> str:
+    problem = item.problem
+    if problem is None:
+        return f"HTTP {item.status}"
     said = problem.detail or problem.title or ""
     faults = [f"{fault.pointer}: {fault.detail}" for fault in problem.errors if fault.detail not in said]
     return "; ".join(filter(None, (said, *faults)))

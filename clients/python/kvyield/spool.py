@@ -28,7 +28,7 @@ import msgspec
 from kvyield import _wire
 from kvyield._disk import own, reason_of, sweep, write_atomically
 from kvyield._errors import NotAllowedError, RefusedError, ServiceError, SpoolError
-from kvyield._ids import content_id
+from kvyield._ids import start_id
 
 LONGEST_FILE_BYTES = 16 * 2**20
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SpoolError)
@@ -73,9 +73,9 @@ class Spool:
     def add(self, observation: _wire.Observation) -> Path:
         """Put an observation on disk and return its file; one that waits already is not written twice.
 
-        Without an ``id`` it gets the one that follows from its content. When this returns, a power cut cannot lose it.
+        Without an ``id`` it gets its `start_id`. When this returns, a power cut cannot lose it.
         """
-        whole = observation if observation.id else msgspec.structs.replace(observation, id=content_id(observation))
+        whole = observation if observation.id else msgspec.structs.replace(observation, id=start_id(observation))
         content = msgspec.json.encode(whole)
         waiting = self._known(str(whole.id))
         if waiting is not None and _bytes(waiting) == content:

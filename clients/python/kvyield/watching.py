@@ -20,6 +20,7 @@ import msgspec
 from kvyield import _wire
 from kvyield._disk import reason_of, write_atomically
 from kvyield._errors import IncompleteError
+from kvyield._ids import told_apart_id
 from kvyield.assemble import Extras
 from kvyield.engines import Start, read_starts
 from kvyield.intake import completed
@@ -107,10 +108,8 @@ class Watch:
 
 
 def _key(observation: _wire.Observation) -> str:
-    """The same start read again, by a later version of kvyield too, has the same key."""
-    if observation.observed_at is None:
-        return str(observation.id)
-    return f"{observation.observed_at.isoformat()} {observation.engine.name} {observation.outcome}"
+    """The same start read again has the same key, also by a later version of kvyield that finds more in its log."""
+    return str(observation.id if observation.observed_at is None else told_apart_id(observation))
 
 
 def _words(observation: _wire.Observation) -> str:

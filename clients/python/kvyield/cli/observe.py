@@ -145,4 +145,6 @@ def _conclude(starts: Sequence[Assembled], deliveries: Sequence[Delivery], given
         elif delivery.fate in ("refused", "lost"):
             say(f"kvyield: {delivery.fate}: {delivery.reason}")
             codes.append(REFUSED if delivery.fate == "refused" else FAILED)
+        elif delivery.reason:
+            say(f"kvyield: {delivery.fate}: {delivery.reason}")
     return max(codes)

@@ -75,6 +75,7 @@ def post(settings: Settings, start: Assembled, found: Report) -> Delivery:
     A start that ended by its verification, or a service that is away, makes one observation with all inside: the
     spool then keeps it.
     """
+    from kvyield._replay import post_start  # noqa: PLC0415
     from kvyield.delivery import Delivery, deliver  # noqa: PLC0415
     from kvyield.spool import Spool  # noqa: PLC0415
 
@@ -84,10 +85,10 @@ def post(settings: Settings, start: Assembled, found: Report) -> Delivery:
                 raise IncompleteError("; ".join(start.missing), start.missing)
             if found.outcome is None:
                 bare = start.observation()
-                receipt = client.post_observation(bare)
+                receipt = post_start(client, bare)
                 for result in found.results:
                     client.add_verification(receipt.id, result.verification)
-                return Delivery(bare, "stored" if receipt.created else "known", stored_id=receipt.id)
+                return Delivery(bare, "stored" if receipt.created else "known", receipt.note, receipt.id)
         except ServiceError as error:
             if not _is_away(error):
                 raise

@@ -46,12 +46,14 @@ def list_items(as_json: bool) -> None:
 @click.pass_context
 def send(ctx: click.Context, /, wait_seconds: float, with_refused: bool, url: str | None, token: str | None) -> None:
     """Send what waits, oldest first. Exit code 4 when some still waits."""
+    from kvyield._replay import posting  # noqa: PLC0415
+
     settings = settings_of(url, token)
     queue = _spool()
     if with_refused:
         say(f"kvyield: {queue.retry_refused()} refused item(s) are tried again")
     with client_of(settings) as client:
-        outcome = _send_until(queue, client.post_observation, time.monotonic() + wait_seconds)
+        outcome = _send_until(queue, posting(client), time.monotonic() + wait_seconds)
     click.echo(f"sent {len(outcome.sent)}, refused {len(outcome.refused)}, waiting {outcome.pending}")
     for item in outcome.refused:
         say(f"kvyield: refused: {item.name}: {item.reason}")

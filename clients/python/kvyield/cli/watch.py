@@ -197,13 +197,14 @@ def _send_spool(settings: Settings, stopped: threading.Event) -> None:
 
 
 def _send_once(settings: Settings) -> str | None:
+    from kvyield._replay import posting  # noqa: PLC0415
     from kvyield.spool import Spool  # noqa: PLC0415
 
     spool = Spool(settings.spool)
     try:
         if spool.pending_count():
             with client_of(settings) as client:
-                spool.send(client.post_observation)
+                spool.send(posting(client))
     except KvyieldError as error:
         return str(error)
     return None

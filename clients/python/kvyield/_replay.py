@@ -1,0 +1,79 @@
+"""Posting a start that the service may know already, perhaps as another version of the reader saw it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+from uuid import UUID
+
+import msgspec
+
+from kvyield import _wire
+from kvyield._errors import ConflictError, NotAllowedError, NotFoundError
+from kvyield._ids import content_id, is_same_start, start_id, told_apart_id
+
+KEPT = "stored by another reader version"
+UNSETTLED = "the recommendation is not settled by it, since what is stored does not name it"
+
+
+class Ledger(Protocol):
+    """The part of `Client` that this needs."""
+
+    def post_observation(self, observation: _wire.Observation) -> _wire.Receipt: ...
+
+    def observation(self, observation_id: UUID | str) -> _wire.StoredObservation: ...
+
+    def add_verification(
+        self, observation_id: UUID | str, verification: _wire.Verification
+    ) -> _wire.StoredObservation: ...
+
+
+def posting(client: Ledger) -> Callable[[_wire.Observation], _wire.Receipt]:
+    """`post_start` to this client."""
+    return lambda observation: post_start(client, observation)
+
+
+def post_start(client: Ledger, observation: _wire.Observation) -> _wire.Receipt:
+    """Post a start, as often as one likes and from whatever version of the reader: it is stored once.
+
+    A start that is stored with other content stays as it is: the receipt's ``note`` says so, and verifications are
+    added to it. Raises `ServiceError`.
+    """
+    try:
+        return client.post_observation(observation)
+    except ConflictError as error:
+        return after_conflict(client, observation, error)
+
+
+def after_conflict(client: Ledger, observation: _wire.Observation, error: ConflictError) -> _wire.Receipt:
+    """What `post_start` does once the service has said that the id is stored with other content."""
+    if observation.id != start_id(observation):
+        raise error  # whoever chose this id must know of the conflict
+    for name in (told_apart_id, content_id):
+        stored = _stored(client, observation.id)
+        if stored is not None and is_same_start(observation, stored):
+            return _known(client, observation, stored)
+        observation = msgspec.structs.replace(observation, id=name(observation))
+        try:
+            return client.post_observation(observation)
+        except ConflictError as again:
+            error = again
+    raise error
+
+
+def _stored(client: Ledger, observation_id: UUID | None) -> _wire.StoredObservation | None:
+    """None when it is another token's, which a token that only posts may not read."""
+    try:
+        return client.observation(observation_id or "")
+    except (NotFoundError, NotAllowedError):
+        return None
+
+
+def _known(client: Ledger, observation: _wire.Observation, stored: _wire.StoredObservation) -> _wire.Receipt:
+    assert stored.id is not None
+    for verification in observation.verifications:
+        client.add_verification(stored.id, verification)
+    notes = [KEPT]
+    if observation.recommendation_id not in (None, stored.recommendation_id):
+        notes.append(UNSETTLED)
+    return _wire.Receipt(id=stored.id, pair_id=stored.pair_id, created=False, note="; ".join(notes))

@@ -1,0 +1,167 @@
+"""Reading old logs again with a newer reader: nothing is stored twice, and nothing that is new is taken for known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from pathlib import Path
+from uuid import UUID
+
+import msgspec
+import pytest
+
+import _stand_in_service as faults
+from _samples_client import sample
+from _stand_in_service import StandIn
+from kvyield import Client, ConflictError, Observation, Verification
+from kvyield._ids import start_id
+from kvyield._replay import KEPT, UNSETTLED, post_start
+from kvyield._transfer import Limits
+from kvyield.delivery import Delivery, deliver, deliver_batch
+from kvyield.spool import Spool
+
+ONE, TWO = UUID(int=1), UUID(int=2)
+
+
+@pytest.fixture
+def client(service: StandIn) -> Iterator[Client]:
+    with Client(service.url, limits=Limits(retries=0)) as opened:
+        yield opened
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(tmp_path / "spool")
+
+
+def changed(observation: Observation, **changes: object) -> Observation:
+    """The same start as another reader sees it, under the id that follows from it."""
+    other = msgspec.structs.replace(observation, **changes)
+    other.id = start_id(other)
+    return other
+
+
+def richer() -> Observation:
+    """What a reader that finds more makes of ``sample()``."""
+    found = sample()
+    flags = {**found.flags, "page_size": 64, "port": 30000, "random_seed": 1234}
+    measured = msgspec.structs.replace(found.measurements, free_at_ready_gib=6.1, startup_seconds=360.0)
+    engine = msgspec.structs.replace(found.engine, version="0.5.12.post1")
+    return changed(found, flags=flags, measurements=measured, engine=engine, host="gpu-01", log_excerpt="more")
+
+
+def one_by_one(found: list[Observation], spool: Spool, client: Client) -> list[Delivery]:
+    return deliver(found, spool, client)
+
+
+@pytest.mark.parametrize("way", [one_by_one, deliver_batch])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_newer_reader_stores_nothing_twice(
+    service: StandIn, spool: Spool, client: Client, way: Callable[..., list[Delivery]], order: int
+) -> None:
+    """A start that a newer or older reader posts again is known, kept as it was, and the note says so."""
+    first, second = [sample(), richer()][::order]
+    assert first.id == second.id
+    assert [one.fate for one in way([first], spool, client)] == ["stored"]
+    [again] = way([second], spool, client)
+    assert (again.fate, again.reason, again.stored_id) == ("known", KEPT, first.id)
+    [same] = way([first], spool, client)
+    assert (same.fate, same.reason) == ("known", None)
+    assert len(service.stored) == 1
+    assert spool.items() == []
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"host": "gpu-02"},
+        {"flags": {"mem_fraction_static": 0.94}},
+        {"flags": {"mem_fraction_static": 0.92, "port": 30001}},
+        {"measurements": msgspec.structs.replace(sample().measurements, pool_tokens=192_407)},
+    ],
+    ids=["host", "fraction", "port", "pool"],
+)
+@pytest.mark.parametrize("way", [one_by_one, deliver_batch])
+def test_two_servers_of_one_second_stay_two(
+    service: StandIn, spool: Spool, client: Client, way: Callable[..., list[Delivery]], difference: dict[str, object]
+) -> None:
+    """Starts of one second that differ in host, fraction, port or pool are both stored, however often they come."""
+    one, other = richer(), changed(richer(), **difference)
+    assert one.id == other.id
+    for expected in ("stored", "known"):
+        assert {delivery.fate for delivery in way([one, other], spool, client)} == {expected}
+    newer = changed(other, log_excerpt="a reader that finds more")
+    [again] = way([newer], spool, client)
+    assert (again.fate, again.reason) == ("known", KEPT)
+    assert len(service.stored) == 2
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"observed_at": datetime.fromisoformat("2026-05-30T22:00:24+00:00")},
+        {"outcome": "oom_runtime"},
+        {"model": msgspec.structs.replace(sample().model, name="other")},
+        {"hardware": msgspec.structs.replace(sample().hardware, gpu_count=4)},
+    ],
+    ids=["second", "outcome", "model", "hardware"],
+)
+def test_another_start_has_another_id(difference: dict[str, object]) -> None:
+    """Another second, end, model or hardware is another start from the beginning."""
+    assert changed(sample(), **difference).id != sample().id
+
+
+def test_the_id_tells_the_time_to_the_second() -> None:
+    """A reader that finds a finer stamp makes the same id, of version 7, with the start's time in front."""
+    finer = changed(sample(), observed_at=sample().observed_at + timedelta(milliseconds=417))  # type: ignore[operator]  # it has a time
+    assert finer.id == sample().id
+    assert finer.id is not None
+    assert (finer.id.version, finer.id.int >> 80) == (7, 1_780_178_423_000)
+
+
+def test_without_a_time_every_value_counts() -> None:
+    """A log without times identifies no start, so only the same content is the same start."""
+    bare = changed(sample(), observed_at=None)
+    assert bare.id == changed(sample(), observed_at=None).id
+    assert bare.id != changed(richer(), observed_at=None).id
+
+
+def test_verifications_reach_a_start_that_is_stored(service: StandIn, client: Client) -> None:
+    """A start that comes with a verification after it was stored without leaves the verification there."""
+    post_start(client, sample())
+    verified = changed(sample(), verifications=[Verification(prompt_tokens=60_010, passed=True)])
+    receipt = post_start(client, verified)
+    assert (receipt.created, receipt.id) == (False, sample().id)
+    [stored] = service.stored.values()
+    assert [one["prompt_tokens"] for one in stored["verifications"]] == [60_010]
+
+
+def test_a_recommendation_that_stays_open_is_said(client: Client) -> None:
+    """When what is stored does not name the recommendation, the note says that it is not settled."""
+    post_start(client, sample())
+    assert UNSETTLED in (post_start(client, changed(sample(), recommendation_id=ONE)).note or "")
+
+
+def test_an_id_that_a_caller_chose_still_conflicts(client: Client) -> None:
+    """Whoever names observations by hand is told of a conflict; nothing is guessed."""
+    post_start(client, msgspec.structs.replace(sample(), id=TWO))
+    with pytest.raises(ConflictError):
+        post_start(client, msgspec.structs.replace(richer(), id=TWO))
+
+
+def test_what_another_token_stored_does_not_swallow_a_start(service: StandIn, client: Client) -> None:
+    """A stored start that this token may not read counts as another's: this one is stored beside it."""
+    post_start(client, sample())
+    service.faults += [faults.status(409), faults.status(403)]
+    assert post_start(client, richer()).created
+    assert len(service.stored) == 2
+
+
+def test_a_conflict_while_the_service_goes_away_waits(service: StandIn, spool: Spool, client: Client) -> None:
+    """When the service goes away while a conflict is looked at, the observation waits in the spool."""
+    post_start(client, sample())
+    service.faults += [lambda handler: handler._post(), faults.status(503)]
+    assert [one.fate for one in deliver_batch([richer()], spool, client)] == ["spooled"]
+    assert spool.pending_count() == 1
+    assert [one.fate for one in deliver([richer()], spool, client)] == ["known"]
+    assert spool.items() == []

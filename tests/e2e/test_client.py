@@ -1,0 +1,62 @@
+"""The client against the real service: replays, upgrades and what the ledger then holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from _samples_client import sample
+from e2e.running import Server
+from kvyield import Client, Observation, Verification
+from kvyield._ids import start_id
+from kvyield._replay import KEPT
+from kvyield.delivery import deliver, deliver_batch
+from kvyield.spool import Spool
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("server"))
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Client]:
+    with Client(server.url) as opened:
+        yield opened
+
+
+def seen(observation: Observation, **changes: object) -> Observation:
+    """The same start as another reader sees it."""
+    other = msgspec.structs.replace(observation, **changes)
+    other.id = start_id(other)
+    return other
+
+
+def test_a_newer_reader_and_a_replica_at_the_real_service(client: Client, tmp_path: Path) -> None:
+    """An import by a newer reader is known, a replica on another host is not, and both again store nothing."""
+    spool, model = Spool(tmp_path / "spool"), "tests/replay"
+    old = [sample(number, model=model) for number in range(20)]
+    assert {one.fate for one in deliver_batch(old, spool, client)} == {"stored"}
+    assert {(one.fate, one.reason) for one in deliver_batch(old, spool, client)} == {("known", None)}
+    newer = [seen(one, host="gpu-01", flags={**one.flags, "page_size": 64}) for one in old]
+    assert {(one.fate, one.reason) for one in deliver_batch(newer, spool, client)} == {("known", KEPT)}
+    pool = msgspec.structs.replace(old[0].measurements, pool_tokens=200_000)
+    replica = seen(newer[0], host="gpu-02", measurements=pool)
+    assert [one.fate for one in deliver([replica], spool, client)] == ["stored"]
+    assert [one.fate for one in deliver([replica, newer[0]], spool, client)] == ["known", "known"]
+    assert len(list(client.observations(model=model))) == 21
+
+
+def test_a_verification_that_comes_with_a_known_start_is_kept_once(client: Client, tmp_path: Path) -> None:
+    """A start that was stored without its verification gets it from a later replay, once."""
+    spool, bare = Spool(tmp_path / "spool"), sample(1, model="tests/verified")
+    deliver([bare], spool, client)
+    verified = seen(bare, verifications=[Verification(prompt_tokens=60_010, passed=True)])
+    for _ in range(2):
+        assert [one.fate for one in deliver([verified], spool, client)] == ["known"]
+    assert [one.prompt_tokens for one in client.observation(bare.id or "").verifications] == [60_010]
