@@ -10,6 +10,7 @@ from litestar.params import FromPath, JSONBody
 from uuid6 import uuid7
 
 from kvyield_server.api.auth import ASKS, READS, bound_to
+from kvyield_server.api.conditional import Answer, answer_of, answer_to, conditional
 from kvyield_server.api.problems import raise_faults
 from kvyield_server.api.request import JSON_OR_TEXT, QUERY, query_of
 from kvyield_server.api.services import Services, services_of, utc_now
@@ -53,9 +54,17 @@ async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[Predi
 @get("/recommend", operation_id="get_recommend", opt={**ASKS, **JSON_OR_TEXT, QUERY: RecommendQuery})
 async def get_recommend(request: Request[Any, Any, Any]) -> AdviceOut | Response[str]:
     """Answer which memory flags to restart with; ``format`` renders the answer as text to paste."""
-    query = query_of(request, RecommendQuery)
-    subject, advice = await _advise(services_of(request), query)
-    return _text(advice, query.format) if query.format else advice_out(advice, subject.pair_id)
+    services = services_of(request)
+
+    def make(uow: UnitOfWork) -> Answer:
+        query = query_of(request, RecommendQuery)
+        subject, advice = _advise(uow, services, query)
+        out = rendered(advice, query.format) if query.format else advice_out(advice, subject.pair_id)
+        return answer_of(out, advice.status.value)
+
+    answer = await answer_to(request, make)
+    services.metrics.recommendations.labels(answer.label).inc()
+    return conditional(request, answer)
 
 
 @post("/recommendations", operation_id="post_recommendation", opt=ASKS)
@@ -64,7 +73,8 @@ async def post_recommendation(
 ) -> Response[RecommendationOut]:
     """Answer as ``GET /recommend`` does and store the answer, so that the start that follows can settle it."""
     services = services_of(request)
-    subject, advice = await _advise(services, data)
+    subject, advice = await services.read(lambda uow: _advise(uow, services, data))
+    services.metrics.recommendations.labels(advice.status.value).inc()
     job = keep(subject, question_of(data), advice, new_id=uuid7(), now=utc_now())
     out = recommendation_out(await services.write(job))
     return Response(out, status_code=201, headers={"Location": f"/recommendations/{out.id}"})
@@ -90,16 +100,10 @@ async def get_recommendation(
     return _text(stored.advice, query.format) if query.format else recommendation_out(stored)
 
 
-async def _advise(services: Services, asked: QuestionIn) -> tuple[Subject, Advice]:
+def _advise(uow: UnitOfWork, services: Services, asked: QuestionIn) -> tuple[Subject, Advice]:
     raise_faults(recommendation_faults(asked))
-
-    def work(uow: UnitOfWork) -> tuple[Subject, Advice]:
-        subject = subject_of(uow, services.fits, _selector(asked))
-        return subject, recommend(subject, question_of(asked), services.answers)
-
-    subject, advice = await services.read(work)
-    services.metrics.recommendations.labels(advice.status.value).inc()
-    return subject, advice
+    subject = subject_of(uow, services.fits, _selector(asked))
+    return subject, recommend(subject, question_of(asked), services.answers)
 
 
 def _selector(asked: NamedIn) -> Selector:

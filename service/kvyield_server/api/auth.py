@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from typing import Any
 from uuid import UUID
 
@@ -10,11 +11,12 @@ from litestar import Request
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
+from kvyield_server.api.conditional import stamp_of
 from kvyield_server.api.services import Services, utc_now
 from kvyield_server.api.telemetry import CALLER
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.usecases.ports import ApiToken, Role
-from kvyield_server.usecases.tokens import any_token, authenticate, is_due_for_touch
+from kvyield_server.usecases.tokens import any_token, checked, hash_of, is_due_for_touch
 
 ROLES = "roles"
 TOKEN = "kvyield_token"  # noqa: S105 - the name of a slot, not a secret
@@ -25,6 +27,7 @@ ASKS = {ROLES: frozenset({Role.READ, Role.ADMIN})}
 MANAGES = {ROLES: frozenset({Role.ADMIN})}
 
 _LOOK_EVERY_SECONDS = 1.0
+_MOST_REMEMBERED = 1_024
 
 
 class Gate:
@@ -32,6 +35,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._exist = False
+        self._tokens: dict[Hashable, ApiToken] = {}
         self._looked_at = float("-inf")
 
     async def is_closed(self, services: Services) -> bool:
@@ -40,6 +44,22 @@ class Gate:
             self._exist = await services.read(any_token)
             self._looked_at = time.monotonic()
         return self._exist
+
+    async def token(self, connection: ASGIConnection[Any, Any, Any, Any], text: str) -> ApiToken:
+        """Return the caller's token, looked up anew whenever anything was committed since: by any process, so that a
+        revocation holds everywhere at once.
+
+        Raises:
+            UnauthenticatedError: unknown, revoked or expired.
+        """
+        wanted = hash_of(text)
+        key = (await stamp_of(connection), wanted)
+        found = self._tokens.get(key) or await connection.app.state.services.token_with(wanted)
+        token = checked(found, wanted, now=utc_now())
+        if len(self._tokens) >= _MOST_REMEMBERED:
+            self._tokens.clear()
+        self._tokens[key] = token
+        return token
 
 
 async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -54,7 +74,7 @@ async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRou
     if not roles or not await connection.app.state.gate.is_closed(services):
         return
     text = _bearer(connection.headers.get("authorization"))
-    token = await services.read(lambda uow: authenticate(uow, text, now=utc_now()))
+    token = await connection.app.state.gate.token(connection, text)
     _remember(connection, services, token)
     if token.role not in roles:
         needed = " or ".join(sorted(role.value for role in roles))

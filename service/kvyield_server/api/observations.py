@@ -11,6 +11,7 @@ from litestar.params import FromPath, JSONBody
 from uuid6 import uuid7
 
 from kvyield_server.api.auth import MANAGES, POSTS, READS, bound_to, token_id_of, token_of
+from kvyield_server.api.conditional import answered
 from kvyield_server.api.pages import key_of, page_of, where_of
 from kvyield_server.api.problems import raise_faults
 from kvyield_server.api.request import QUERY, query_of
@@ -30,7 +31,7 @@ from kvyield_server.schemas.observations import (
 )
 from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.usecases.browse import require_own_pair, stored_observation
-from kvyield_server.usecases.ports import StoredObservation, UnitOfWork
+from kvyield_server.usecases.ports import UnitOfWork
 from kvyield_server.usecases.record import Arrival, Recorded
 from kvyield_server.usecases.retract import retract
 from kvyield_server.usecases.verify import verify
@@ -50,7 +51,7 @@ async def post_observation(request: Request[Any, Any, Any], data: JSONBody[Obser
 
 
 @get("/observations", operation_id="list_observations", opt={**READS, QUERY: ObservationsQuery})
-async def list_observations(request: Request[Any, Any, Any]) -> Page[ObservationOut]:
+async def list_observations(request: Request[Any, Any, Any]) -> Response[Page[ObservationOut]]:
     """List observations, newest first."""
     query, token_id = query_of(request, ObservationsQuery), bound_to(request)
     where, after = where_of(query, token_id), key_of(query.page_token)
@@ -60,20 +61,20 @@ async def list_observations(request: Request[Any, Any, Any]) -> Page[Observation
             require_own_pair(uow, query.pair_id, token_id)
         return page_of(uow.observations.page(where, after, query.page_size), from_domain)
 
-    return await services_of(request).read(work)
+    return await answered(request, work, seen_by=token_id)
 
 
 @get("/observations/{observation_id:uuid}", operation_id="get_observation", opt=READS)
-async def get_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> ObservationOut:
+async def get_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> Response[ObservationOut]:
     """Return one observation."""
     token_id = bound_to(request)
 
-    def work(uow: UnitOfWork) -> StoredObservation:
+    def work(uow: UnitOfWork) -> ObservationOut:
         stored = stored_observation(uow, observation_id)
         require_own_pair(uow, stored.pair_id, token_id)
-        return stored
+        return from_domain(stored)
 
-    return from_domain(await services_of(request).read(work))
+    return await answered(request, work, seen_by=token_id)
 
 
 @post("/observations/{observation_id:uuid}/verifications", operation_id="post_verification", opt=POSTS, responses=AGAIN)

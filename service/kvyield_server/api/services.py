@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from litestar import Request
 
+from kvyield_server.api.conditional import KeptAnswers
 from kvyield_server.api.intake import Intake
 from kvyield_server.api.telemetry import Metrics
+from kvyield_server.api.turns import Turns
 from kvyield_server.settings import Settings
 from kvyield_server.usecases.fits import FitCache
-from kvyield_server.usecases.ports import Storage, UnitOfWork
+from kvyield_server.usecases.ports import ApiToken, Storage, UnitOfWork
 from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")
@@ -32,6 +34,9 @@ class Services:
         self._readers = ThreadPoolExecutor(settings.reader_threads, "kvyield-read")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)
+        self.kept = KeptAnswers()
+        self._stamps: Turns[None, Hashable] = Turns(self._readers, lambda asked: [storage.stamp()] * len(asked))
+        self._tokens: Turns[str, ApiToken | None] = Turns(self._readers, self._tokens_by_hash)
 
     async def read(self, work: Callable[[UnitOfWork], T]) -> T:
         """Run work on a snapshot of the database, off the event loop."""
@@ -41,6 +46,19 @@ class Services:
                 return work(uow)
 
         return await asyncio.get_running_loop().run_in_executor(self._readers, run)
+
+    async def stamp(self) -> Hashable:
+        """Return a value that equals an earlier one only if nothing was committed in between."""
+        return await self._stamps.ask(None)
+
+    async def token_with(self, token_hash: str) -> ApiToken | None:
+        """Return the token with that hash as the database has it now."""
+        return await self._tokens.ask(token_hash)
+
+    def _tokens_by_hash(self, hashes: Sequence[str]) -> list[ApiToken | None]:
+        with self.storage.read() as uow:
+            found = {each: uow.tokens.by_hash(each) for each in set(hashes)}
+        return [found[each] for each in hashes]
 
     async def off_loop(self, work: Callable[[], T]) -> T:
         """Run work off the event loop."""

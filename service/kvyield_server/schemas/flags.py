@@ -19,6 +19,7 @@ from kvyield_server.schemas.strict import Fault, pointer_to, shown
 FlagsIn = dict[str, Scalar]
 MAX_FLAGS = 500
 MAX_TEXT = 16_000
+_FRACTION_FLAGS = tuple(FRACTION_FLAG.values())
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 4_096, 200
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,119}")
 
@@ -72,10 +73,12 @@ def fraction_fault(flags: Mapping[str, Any], engine: EngineName, pointer: str) -
 
 def normalised(flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
     """Return flags with whole-numbered fractions as floats, so that 1 and 1.0 are the same content."""
-    fractions = FRACTION_FLAG.values()
-    return {
-        name: float(value) if name in fractions and isinstance(value, int) else value for name, value in flags.items()
-    }
+    result = dict(flags)
+    for name in _FRACTION_FLAGS:
+        value = result.get(name)
+        if isinstance(value, int):
+            result[name] = float(value)
+    return result
 
 
 def _fault(name: str, value: Any) -> str | None:

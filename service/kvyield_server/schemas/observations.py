@@ -50,7 +50,7 @@ T = TypeVar("T")
 MAX_VERIFICATIONS = 100
 
 
-class HardwareIn(Struct, forbid_unknown_fields=True, kw_only=True):
+class HardwareIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """GPU model (with its MIG profile) times count; ``memory_gib`` is one GPU's."""
 
     gpu: Name
@@ -59,7 +59,7 @@ class HardwareIn(Struct, forbid_unknown_fields=True, kw_only=True):
     unified_memory: bool | None = None
 
 
-class ModelIn(Struct, forbid_unknown_fields=True, kw_only=True):
+class ModelIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A model by the name that it was served as; ``facts`` are fields of its ``config.json``."""
 
     name: ModelName
@@ -67,7 +67,7 @@ class ModelIn(Struct, forbid_unknown_fields=True, kw_only=True):
     facts: FactsIn = msgspec.field(default_factory=dict)
 
 
-class EngineIn(Struct, forbid_unknown_fields=True, kw_only=True):
+class EngineIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """The engine; a fork names its parent, and itself in ``variant``."""
 
     name: EngineName
@@ -75,7 +75,7 @@ class EngineIn(Struct, forbid_unknown_fields=True, kw_only=True):
     variant: ShortText | None = None
 
 
-class MeasurementsIn(Struct, forbid_unknown_fields=True, kw_only=True):
+class MeasurementsIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """What the engine logged: GiB, minima over ranks; ``pool_tokens`` per data-parallel rank."""
 
     pool_tokens: Tokens | None = None
@@ -91,7 +91,7 @@ class MeasurementsIn(Struct, forbid_unknown_fields=True, kw_only=True):
     startup_seconds: Seconds | None = None
 
 
-class FailureIn(Struct, forbid_unknown_fields=True, kw_only=True):
+class FailureIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """How a start failed, in the engine's own words."""
 
     phase: Phase = Phase.UNKNOWN
@@ -101,7 +101,7 @@ class FailureIn(Struct, forbid_unknown_fields=True, kw_only=True):
     available_kv_cache_gib: SignedGib | None = None
 
 
-class VerificationIn(Struct, forbid_unknown_fields=True, kw_only=True):
+class VerificationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A long prompt sent to the running server, its answer checked, memory sampled meanwhile."""
 
     prompt_tokens: Tokens
@@ -119,7 +119,7 @@ class VerificationIn(Struct, forbid_unknown_fields=True, kw_only=True):
     error: LongText | None = None
 
 
-class ObservationIn(Struct, forbid_unknown_fields=True, kw_only=True):
+class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """One engine start, as posted. ``id`` and ``observed_at`` are made by the server when absent."""
 
     hardware: HardwareIn
@@ -136,6 +136,10 @@ class ObservationIn(Struct, forbid_unknown_fields=True, kw_only=True):
     verifications: list[VerificationIn] | None = None
     recommendation_id: UUID | None = None
     log_excerpt: LogText | None = None
+
+
+_canonical = msgspec.json.Encoder(order="deterministic")
+_NOTHING_MEASURED = MeasurementsIn()
 
 
 class ObservationOut(Struct, frozen=True, kw_only=True):
@@ -201,13 +205,20 @@ def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fau
 
 
 def content_digest(body: ObservationIn) -> str:
-    """Return a digest of all that was posted but ``id``: absent and null are the same, except in ``flags``."""
-    fields = msgspec.to_builtins(body)
-    del fields["id"], fields["flags"]
-    if body.observed_at is not None:
-        fields["observed_at"] = as_utc(body.observed_at).isoformat()
-    content = {**_said(fields), "flags": normalised(body.flags)}
-    return hashlib.sha256(msgspec.json.encode(content, order="deterministic")).hexdigest()
+    """Return a digest of all that was posted but ``id``: absent, null and empty are the same, except in ``flags``.
+
+    Fields at their defaults are left out, so that a field that a later version adds changes no digest.
+    """
+    content = msgspec.structs.replace(
+        body,
+        id=None,
+        observed_at=body.observed_at and as_utc(body.observed_at),
+        model=_said_of_model(body.model),
+        flags=normalised(body.flags),
+        measurements=None if body.measurements == _NOTHING_MEASURED else body.measurements,
+        verifications=body.verifications or None,
+    )
+    return hashlib.sha256(_canonical.encode(content)).hexdigest()
 
 
 def to_domain(body: ObservationIn, *, new_id: UUID, now: datetime) -> Observation:
@@ -292,9 +303,10 @@ def _said(value: Any) -> Any:
     """Return what an object or list says: nulls and empty objects and lists within objects say nothing."""
     if isinstance(value, list):
         return [_said(item) if isinstance(item, dict | list) else item for item in value]
-    said = {}
-    for name, item in value.items():
-        inner = _said(item) if isinstance(item, dict | list) else item
-        if inner is not None and inner != {} and inner != []:
-            said[name] = inner
-    return said
+    inner = {name: _said(item) if isinstance(item, dict | list) else item for name, item in value.items()}
+    return {name: item for name, item in inner.items() if item not in (None, {}, [])}
+
+
+def _said_of_model(model: ModelIn) -> ModelIn:
+    is_flat = all(isinstance(fact, int | float | str) for fact in model.facts.values())
+    return model if is_flat else msgspec.structs.replace(model, facts=_said(model.facts))

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import cache
 from types import UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -22,6 +21,7 @@ MAX_FAULTS = 50
 _KEY_END = b'":'
 _SPACED_KEY_END = re.compile(rb'"\s+:')
 _plain = msgspec.json.Decoder()
+_decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 _BLANK_RULE = 'str matching regex "\\\\S"'
 
 
@@ -79,9 +79,10 @@ def keys_are_unique(body: bytes) -> bool:
     return body.count(_KEY_END) == msgspec.json.encode(_plain.decode(body)).count(_KEY_END)
 
 
-@cache
 def _decoder(expected: Any) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(expected)
+    if expected not in _decoders:
+        _decoders[expected] = msgspec.json.Decoder(expected)
+    return _decoders[expected]
 
 
 def parse(body: bytes) -> Any:

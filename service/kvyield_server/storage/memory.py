@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
@@ -40,6 +40,7 @@ class MemoryStorage:
         self._lock = Lock()
         self._state = State()
         self._closed = False
+        self._commits = 0
 
     @contextmanager
     def read(self) -> Iterator[UnitOfWork]:
@@ -62,7 +63,12 @@ class MemoryStorage:
             state = self._state.copy()
             result = job(MemoryUnitOfWork(state, self._clock))
             self._state = state
+            self._commits += 1
         return result
+
+    def stamp(self) -> Hashable:
+        self.ping()
+        return self._commits
 
     def ping(self) -> None:
         if self._closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
@@ -19,6 +19,7 @@ from kvyield_server.storage.fits import SqlFits
 from kvyield_server.storage.observations import SqlObservations
 from kvyield_server.storage.pairs import SqlPairs
 from kvyield_server.storage.recommendations import SqlRecommendations
+from kvyield_server.storage.stamps import Stamps
 from kvyield_server.storage.tokens import SqlTokens
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import utc_now
@@ -46,6 +47,7 @@ class SqlStorage:
         self._reader = reader
         self._writing_engine = writer
         self._is_closed = False
+        self._stamps = Stamps(reader)
         self._writer: Writer[UnitOfWork] = Writer(writer, SqlUnitOfWork)
 
     @property
@@ -70,6 +72,11 @@ class SqlStorage:
     def write(self, job: Callable[[UnitOfWork], T]) -> Future[T]:
         return self._writer.submit(job)
 
+    def stamp(self) -> Hashable:
+        if self._is_closed:
+            raise StorageUnavailableError("The storage is closed.")
+        return self._stamps.read()
+
     def ping(self) -> None:
         if not self._writer.is_alive:
             raise StorageUnavailableError("The writer has ended.")
@@ -83,5 +90,6 @@ class SqlStorage:
     def close(self) -> None:
         self._is_closed = True
         self._writer.close()
+        self._stamps.close()
         self._writing_engine.dispose()
         self._reader.dispose()

@@ -6,7 +6,7 @@ id raises NotFoundError when nothing has that id, except ``get``, ``find`` and `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -198,6 +198,9 @@ class Storage(Protocol):
         StorageUnavailableError when the write failed or may have failed: the caller may send it again. A job may run
         more than once before one run is committed, so it must do nothing but use its unit of work.
         """
+
+    def stamp(self) -> Hashable:
+        """Return a value that equals an earlier one only if nothing was committed in between, by any process."""
 
     def ping(self) -> None:
         """Return when the database answers, else raise StorageUnavailableError."""

@@ -37,7 +37,15 @@ def authenticate(uow: UnitOfWork, text: str, *, now: datetime) -> ApiToken:
         UnauthenticatedError: unknown, revoked or expired; the sentence says which only to who holds the token.
     """
     wanted = hash_of(text)
-    token = uow.tokens.by_hash(wanted)
+    return checked(uow.tokens.by_hash(wanted), wanted, now=now)
+
+
+def checked(token: ApiToken | None, wanted: str, *, now: datetime) -> ApiToken:
+    """Return the token that was found for a hash.
+
+    Raises:
+        UnauthenticatedError: as ``authenticate``.
+    """
     if token is None or not hmac.compare_digest(token.token_hash, wanted):
         raise UnauthenticatedError("The bearer token is not known here.")
     if token.revoked_at is not None:

@@ -1,0 +1,102 @@
+"""Reads that are asked again and again: made once per state of the database, and not sent twice to who has them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+from litestar import MediaType, Request, Response
+from litestar.connection import ASGIConnection
+
+from kvyield_server.usecases.ports import UnitOfWork
+
+STAMP = "kvyield_stamp"
+MOST_KEPT, LONGEST_KEPT_BYTES = 1_024, 64_000
+_encoder = msgspec.json.Encoder()
+
+
+class Answer(NamedTuple):
+    """An answer as it is sent; ``label`` is what is counted when it is given."""
+
+    body: bytes
+    media_type: str
+    etag: str
+    label: str
+
+
+class KeptAnswers:
+    """The newest answers by (stamp, question): a commit makes new stamps, so none is ever stale."""
+
+    def __init__(self) -> None:
+        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
+
+    def get(self, key: Hashable) -> Answer | None:
+        """Return the answer that was kept, if any."""
+        return self._answers.get(key)
+
+    def keep(self, key: Hashable, answer: Answer) -> None:
+        """Keep an answer unless it is long."""
+        if len(answer.body) <= LONGEST_KEPT_BYTES:
+            self._answers[key] = answer
+        while len(self._answers) > MOST_KEPT:
+            self._answers.popitem(last=False)
+
+
+async def stamp_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Hashable:
+    """Return a stamp of the database that was read after the request came."""
+    state = connection.scope["state"]
+    if STAMP not in state:
+        state[STAMP] = await connection.app.state.services.stamp()
+    stamp: Hashable = state[STAMP]
+    return stamp
+
+
+async def answered(
+    request: Request[Any, Any, Any], make: Callable[[UnitOfWork], Any], *, seen_by: object = None
+) -> Response[Any]:
+    """Answer a GET with what ``make`` returns, a text or what becomes JSON; 304 without it when the caller has it.
+
+    ``seen_by`` tells callers apart who see different things at the same address.
+    """
+    answer = await answer_to(request, lambda uow: answer_of(make(uow)), seen_by=seen_by)
+    return conditional(request, answer)
+
+
+async def answer_to(
+    request: Request[Any, Any, Any], make: Callable[[UnitOfWork], Answer], *, seen_by: object = None
+) -> Answer:
+    """Return the answer to a GET, made anew only when the database changed since it was made."""
+    services = request.app.state.services
+    scope = request.scope
+    key = (await stamp_of(request), scope["path"], scope["query_string"], seen_by)
+    kept: Answer | None = services.kept.get(key)
+    if kept is None:
+        kept = await services.read(make)
+        services.kept.keep(key, kept)
+    return kept
+
+
+def answer_of(content: Any, label: str = "") -> Answer:
+    """Return a text as it is, and anything else as JSON."""
+    is_text = isinstance(content, str)
+    body = content.encode() if is_text else _encoder.encode(content)
+    etag = f'"{blake2b(body, digest_size=15).hexdigest()}"'
+    return Answer(body, MediaType.TEXT if is_text else MediaType.JSON, etag, label)
+
+
+def conditional(request: Request[Any, Any, Any], answer: Answer) -> Response[Any]:
+    """Return an answer, or 304 when ``If-None-Match`` names it."""
+    headers = {"ETag": answer.etag, "Cache-Control": "private, no-cache"}
+    if _has(request.headers.get("if-none-match"), answer.etag):
+        return Response(None, status_code=304, headers=headers)
+    return Response(answer.body, media_type=answer.media_type, headers=headers)
+
+
+def _has(header: str | None, etag: str) -> bool:
+    if header is None:
+        return False
+    named = [part.strip().removeprefix("W/") for part in header.split(",")]
+    return etag in named or "*" in named
