@@ -40,9 +40,10 @@ def records(name: str) -> list[dict[str, Any]]:
 
 
 def view_of(start: Start) -> View:
-    """Values without sources, and without what differs with the prefix: the place of a line in the file."""
+    """Values without sources, and without what differs with the prefix: the place of a line in the file, the host."""
     groups = {"flags": start.flags, "measurements": start.measurements, "failure": start.failure, "facts": start.facts}
     values = {name: {key: item.value for key, item in group.items()} for name, group in groups.items()}
+    values["facts"].pop("host", None)
     return {"engine": start.engine, "outcome": start.outcome, **values, "contradictions": len(start.contradictions)}
 
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ NAMES = (
     *("sg-l4x4-qwq32b", "sg-gb10-dsv4-dspark-ep", "sg-mi355x8-glm5-fp8kv", "sg-swa-dup-tp2", "sg-24gbx2-qwen35-9b"),
     *("vl-14gb-15b-050", "vl-ray-pp1tp0-line", "trt-dynamo-220480", "lm-internlm7b-64mb-blocks"),
 )
-BEGIN = datetime(2026, 11, 29, 12, 0, 0, tzinfo=UTC)
+BEGIN = datetime(2026, 11, 29, 12, 0, 0, tzinfo=timezone.utc)
 Style = Callable[[list[str]], Iterator[bytes]]
 
 
@@ -59,6 +59,7 @@ def journal_json(lines: list[str]) -> Iterator[bytes]:
         message = list(coloured.encode()) if "\x1b" in coloured or "\r" in coloured else line
         micro = str(int(moment.timestamp() * 1e6))
         fields = {"MESSAGE": message, "_PID": "4709", "_SYSTEMD_UNIT": "llm.service", "__REALTIME_TIMESTAMP": micro}
+        fields["_HOSTNAME"] = "gpu-01"
         yield json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
@@ -166,8 +167,8 @@ def test_stamps_without_a_year_need_a_reference(logs):
     lines = [line.encode() for line in logs["c8_vllm_q8_f0.8_graph"]]
     assert [start.observed_at for start in read_starts(lines)] == [None]
     for reference, year in (
-        (datetime(2026, 12, 1, tzinfo=UTC), 2026),
-        (datetime(2027, 3, 1, tzinfo=UTC), 2026),
+        (datetime(2026, 12, 1, tzinfo=timezone.utc), 2026),
+        (datetime(2027, 3, 1, tzinfo=timezone.utc), 2026),
     ):
         (start,) = read_starts(lines, reference_time=reference)
         assert start.observed_at is not None
@@ -235,3 +236,12 @@ def test_a_log_cut_anywhere_holds_no_other_value(logs, view):
                     for key, value in part[group].items():
                         same = value == full[group].get(key) or key in growing or value in (None, "auto")
                         assert same, (name, end, key, value, full[group].get(key))
+
+
+@pytest.mark.parametrize("style", ["journald short", "journald short-iso", "journald json"])
+def test_a_journal_tells_the_host(style, logs):
+    """The host that a journal's lines name is a fact of the start; other prefixes tell none."""
+    for start in read_starts(STYLES[style](logs["c7_sgl_q8_f0.8_graph"])):
+        assert start.facts["host"].value == "gpu-01"
+    for start in read_starts(STYLES["docker timestamps"](logs["c7_sgl_q8_f0.8_graph"])):
+        assert "host" not in start.facts

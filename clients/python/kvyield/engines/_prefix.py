@@ -48,6 +48,7 @@ class Record:
     key: str = ""
     pid: int | None = None
     process: str = ""
+    host: str = ""
     time: datetime | None = None
     partial: bool = False
     cut: bool = False
@@ -85,6 +86,7 @@ def _peeled(record: Record, match: re.Match[str]) -> Record:
         key=f"{record.key}/{source}" if record.key and source else record.key or source,
         pid=int(pid) if pid and record.pid is None else record.pid,
         process=found.get("process", record.process),
+        host=record.host or found.get("host", ""),
         time=record.time or _time(found),
         partial=record.partial or found.get("flag") == "P",
     )
@@ -159,6 +161,7 @@ def _json_record(record: Record, fields: dict[str, object], name: str) -> Record
         ),
         pid=_whole(fields.get("_PID")),
         process=str(fields.get("processName", "")),
+        host=_json_text(fields.get("_HOSTNAME")),
         time=_json_time(fields),
         partial=(name == "log" and not text.endswith("\n")) or fields.get("CONTAINER_PARTIAL_MESSAGE") == "true",
     )

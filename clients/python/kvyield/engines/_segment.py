@@ -148,6 +148,7 @@ class Segmenter:
         stream.unclaimed.clear()
         for each in (*earlier, record):
             session.reader.feed(each)
+        session.reader.fact("host", record.host, f"line {record.number}: the prefix")
         if (session.reader.complete or session.reader.is_dead) and not _is_doubtful(session.reader):
             self._unsettled.pop(session.opened, None)
         else:
