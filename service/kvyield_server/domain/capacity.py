@@ -22,12 +22,14 @@ from kvyield_server.domain.deployment import (
     requests_move_pool,
 )
 from kvyield_server.domain.devices import MemoryFigure
+from kvyield_server.domain.fraction_share import fraction_share
+from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model, Scalar
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LinePosterior
-from kvyield_server.domain.scalars import as_number
+from kvyield_server.domain.scalars import as_number, first_given
 from kvyield_server.domain.student import StudentT
-from kvyield_server.domain.token_cost import TokenCost, token_cost
+from kvyield_server.domain.token_cost import QUANT_POLICIES, TokenCost, token_cost
 
 GIB = float(2**30)
 DISCRETE_NOISE = 0.0002
@@ -40,6 +42,8 @@ SHIFT_SD_GIB: Mapping[str, float] = {
     "eager": 1.0,
     "compile_cache": 1.0,
     "sequences": 0.05,
+    "running_requests": 1.0,
+    "state_slots": 1.0,
     "length": 0.05,
     "attention": 0.05,
     "page": 0.05,
@@ -52,14 +56,18 @@ MOST_CHANGES_KEPT = 256
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """The scatter of starts that ought to be equal: a part of the pool, and the rounding to whole pages."""
+    """The scatter of starts that ought to be equal.
+
+    A part of the pool, the rounding to whole pages, and by how much the memory beside the pool differs between boots.
+    """
 
     relative: float
     rounding: float
+    boot: float = 0.0
 
     def sd(self, value: float) -> float:
         """Return the standard deviation of a pool of about ``value``."""
-        return self.rounding + self.relative * max(value, 0.0)
+        return hypot(self.rounding + self.relative * max(value, 0.0), self.boot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,8 @@ class CapacityLine:
     ``posterior`` is in tokens over the fraction, or in GiB where no start and no config tells tokens
     (``tokens_per_gib`` is None then). ``flags`` are those of the running start: they stand in for flags not given.
     ``widening_tokens`` is added scatter, as after drift. ``is_other_version`` says that the line answers for another
-    engine version than its evidence is of.
+    engine version than its evidence is of. ``bend`` is how much flatter than its slope the line may be where another
+    pipeline stage decides. It is drawn over the share of the fraction that the engine applies.
     """
 
     model: Model
@@ -92,6 +101,8 @@ class CapacityLine:
     noise: Noise
     widening_tokens: float = 0.0
     is_other_version: bool = False
+    is_amd: bool = False
+    bend: float = 0.0
 
     def pool(self, flags: Flags) -> StudentT | None:
         """Return pool tokens before rounding down to pages, or None when nothing tells."""
@@ -110,7 +121,14 @@ class CapacityLine:
         if self.is_other_version:
             change = change.widened(SHIFT_SD_GIB["version"], VERSION_COST_SD)
         fraction = as_number(merged.get(FRACTION_FLAG[self.engine.name]))
-        return CapacityAlong(self, change, self._tokens(change.shift_sd_gib), fraction)
+        return CapacityAlong(self, change, self._tokens(change.shift_sd_gib), fraction, self.share(merged))
+
+    def share(self, flags: Flags) -> float:
+        """Return what the engine multiplies the fraction by under these flags."""
+        if not self.is_amd:
+            return 1.0
+        context = read_shape(self.model.facts).context_length
+        return fraction_share(self.engine, flags, amd=True, context_tokens=context)
 
     @property
     def base_gib(self) -> StudentT | None:
@@ -252,6 +270,7 @@ class CapacityAlong:
     change: Change
     shift_sd_tokens: float
     fraction: float | None
+    share: float = 1.0
 
     def pool(self, fraction: float) -> StudentT | None:
         """Return pool tokens before rounding down to pages, or None when nothing tells."""
@@ -276,16 +295,19 @@ class CapacityAlong:
         is_known = per_gib is not None or not self.line.counts_tokens
         if posterior is None or not is_known or not 0.0 <= fraction <= 1.0:
             return None
-        median = posterior.median(fraction + self.change.fraction_shift)
+        median = posterior.median(fraction * self.share + self.change.fraction_shift)
         return median if median is None or per_gib is None or not self.line.counts_tokens else median / per_gib.value
 
     def _value(self, fraction: float, *, in_memory: bool) -> StudentT | None:
         posterior = self.line.posterior
         if posterior is None or not 0.0 <= fraction <= 1.0:
             return None
-        x = fraction + self.change.fraction_shift
+        x = fraction * self.share + self.change.fraction_shift
         noise = self.line.noise.sd(posterior.line.at(x))
-        value = posterior.at(x, noise, hypot(self.shift_sd_tokens, self.line.widening_tokens))
+        wider = hypot(self.shift_sd_tokens, self.line.widening_tokens)
+        if self.line.bend:
+            wider = hypot(wider, self.line.bend * posterior.beyond(x))
+        value = posterior.at(x, noise, wider)
         if value is None or in_memory or self.change.is_none:
             return value
         return _times(value, self.change.ratio)
@@ -301,6 +323,18 @@ def _dtype_ratio(before: Flags, after: Flags) -> Ratio:
 
 def _density(flags: Flags) -> float | None:
     """Return tokens per byte relative to 16-bit KV, None for a word that says nothing known."""
-    word = str(flags.get("kv_cache_dtype") or "auto").lower()
-    known = {"fp8": 1.9, "int8": 1.9, "fp4": 3.5, "bf": 1.0, "fp16": 1.0, "float16": 1.0, "half": 1.0, "auto": 1.0}
+    named = first_given(flags, "kv_cache_dtype", "quant_policy")
+    word = str(named if named is not None else "auto").lower()
+    word = QUANT_POLICIES.get(word, word)
+    known = {
+        "fp8": 1.9,
+        "int8": 1.9,
+        "fp4": 3.5,
+        "int4": 3.5,
+        "bf": 1.0,
+        "fp16": 1.0,
+        "float16": 1.0,
+        "half": 1.0,
+        "auto": 1.0,
+    }
     return next((density for part, density in known.items() if part in word), None)

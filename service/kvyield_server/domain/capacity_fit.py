@@ -14,7 +14,10 @@ from kvyield_server.domain.capacity_prior import CapacityPrior, Setting, logged_
 from kvyield_server.domain.contradictions import Readings, find_contradiction, slope_disagreement
 from kvyield_server.domain.devices import LOGGED_SD, has_unified_memory, usable_memory
 from kvyield_server.domain.evidence import Evidence, Label, Use, mark_equal_pools
+from kvyield_server.domain.fraction_share import fraction_share, is_amd
+from kvyield_server.domain.model_facts import keeps_states, read_shape
 from kvyield_server.domain.observation import EngineName
+from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.reconciliation import priced, reconciled
 from kvyield_server.domain.regression import (
     DATA_SPAN,
@@ -26,11 +29,14 @@ from kvyield_server.domain.regression import (
 )
 from kvyield_server.domain.scalars import as_count, first_given
 from kvyield_server.domain.straight_line import Points, Vector
+from kvyield_server.domain.token_cost import speculation
 
 PAGES = (256, 128, 64, 32, 16)
 VLLM_BLOCK = 16
 REBASE_GIB = 0.05
 GIB_ROUNDING = 0.003
+BOOT_SD_GIB = 0.2
+"""By how much vLLM's memory beside the pool differs between boots with a draft or states: see docs/adr/0006."""
 UNIFORM_SD = 1.0 / sqrt(12.0)
 OUTLIER_SHARE = 0.3
 
@@ -60,7 +66,7 @@ def fit_capacity(setting: Setting, found: Sequence[Evidence], prior: CapacityPri
     counts_tokens = _counts_tokens(evidence, prior)
     is_shared = has_unified_memory(setting.hardware)
     page = page_tokens(setting, evidence)
-    noise = _noise(page, counts_tokens=counts_tokens, is_shared=is_shared)
+    noise = _noise(setting, prior, page, counts_tokens=counts_tokens, is_shared=is_shared)
     readings, evidence = _readings(evidence, setting, prior, noise, page, counts_tokens=counts_tokens)
     outcome = _fitted(setting, readings, evidence, prior, counts_tokens=counts_tokens, is_shared=is_shared)
     line = CapacityLine(
@@ -74,6 +80,8 @@ def fit_capacity(setting: Setting, found: Sequence[Evidence], prior: CapacityPri
         base=prior.base,
         page_tokens=page,
         noise=noise,
+        is_amd=is_amd(setting.hardware),
+        bend=stage_bend(setting),
     )
     line = priced(line, outcome.evidence) if not counts_tokens else reconciled(line)
     labels = outcome.labels.union(*(item.labels for item in outcome.evidence))
@@ -114,9 +122,29 @@ def page_tokens(setting: Setting, evidence: Sequence[Evidence]) -> int:
     return usual if all(pool % usual == 0 for pool in pools) else 1
 
 
-def _noise(page: int, *, counts_tokens: bool, is_shared: bool) -> Noise:
+def _noise(setting: Setting, prior: CapacityPrior, page: int, *, counts_tokens: bool, is_shared: bool) -> Noise:
     rounding = page * UNIFORM_SD if counts_tokens else GIB_ROUNDING
-    return Noise(SHARED_NOISE if is_shared else DISCRETE_NOISE, rounding)
+    if is_shared:
+        return Noise(SHARED_NOISE, rounding)
+    boot = BOOT_SD_GIB if _boots_differ(setting) else 0.0
+    if counts_tokens:
+        boot *= prior.tokens_per_gib.value if prior.tokens_per_gib is not None else 0.0
+    return Noise(DISCRETE_NOISE, rounding, boot)
+
+
+def _boots_differ(setting: Setting) -> bool:
+    """Tell whether memory beside the pool differs between equal boots, as vLLM's does with drafts or states."""
+    is_vllm = setting.engine.name is EngineName.VLLM
+    return is_vllm and (bool(speculation(setting.flags)) or keeps_states(setting.model))
+
+
+def stage_bend(setting: Setting) -> float:
+    """Return how much flatter the pool's line of the stage with most layers is than that of one with fewest."""
+    layers = read_shape(setting.model.facts).full_layers
+    stages = parallel_layout(setting.flags, setting.hardware.gpu_count).pipeline
+    if stages == 1 or layers is None or layers < stages:
+        return 0.0
+    return 1.0 - (layers // stages) / -(-layers // stages)
 
 
 def _readings(
@@ -141,7 +169,7 @@ def _readings(
     y = np.array([value for _, value in pairs if value is not None], dtype=np.float64)
     scale = _rebasing(chosen, setting, prior)
     doubt = np.where(scale == 1.0, 0.0, LOGGED_SD * np.abs(y))
-    sd = noise.rounding + noise.relative * np.maximum(y, 0.0) + doubt
+    sd = np.hypot(noise.rounding + noise.relative * np.maximum(y, 0.0) + doubt, noise.boot)
     return Readings(Points(x * scale, y, sd), chosen), evidence
 
 
@@ -156,12 +184,24 @@ def _ordinate(item: Evidence, prior: CapacityPrior, page: int, *, counts_tokens:
 
 
 def _rebasing(chosen: Sequence[Evidence], setting: Setting, prior: CapacityPrior) -> Vector:
-    """Return base memory at each start over the running base, 1 where it was not logged or does not differ."""
+    """Return base memory at each start over the running base, 1 where it was not logged or does not differ.
+
+    Times the share of the fraction that the start's engine applied.
+    """
+    applied = _applied(chosen, setting)
     if prior.base is None or setting.scales_free_memory or prior.base.relative_sd > LOGGED_SD:
-        return np.ones(len(chosen))
+        return applied
     running = prior.base.gib
     bases = np.array([logged_base(item.start) or running for item in chosen], dtype=np.float64)
-    return np.where(np.abs(bases - running) > REBASE_GIB, bases / running, 1.0)
+    return applied * np.where(np.abs(bases - running) > REBASE_GIB, bases / running, 1.0)
+
+
+def _applied(chosen: Sequence[Evidence], setting: Setting) -> Vector:
+    if not is_amd(setting.hardware):
+        return np.ones(len(chosen))
+    context = read_shape(setting.model.facts).context_length
+    shares = [fraction_share(item.start.engine, item.start.flags, amd=True, context_tokens=context) for item in chosen]
+    return np.array(shares, dtype=np.float64)
 
 
 def _fitted(
@@ -174,7 +214,8 @@ def _fitted(
     is_shared: bool,
 ) -> _Outcome:
     slope, anchor = prior.slope(counts_tokens=counts_tokens), prior.anchor
-    posterior = fit_line(readings.points, slope, anchor, prefers_points=not is_shared)
+    is_noisy = is_shared or _boots_differ(setting)
+    posterior = fit_line(readings.points, slope, anchor, prefers_points=not is_noisy)
     if posterior is None:
         known = None if slope is None or anchor is None else line_from_prior(slope, anchor)
         return _Outcome(posterior=known, evidence=evidence)

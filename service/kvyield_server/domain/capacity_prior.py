@@ -12,6 +12,7 @@ from math import hypot, sqrt
 from kvyield_server.domain.capacity import GIB, Ratio
 from kvyield_server.domain.devices import LOGGED_SD, MemoryFigure, free_before_load, usable_memory
 from kvyield_server.domain.evidence import fraction_of
+from kvyield_server.domain.fraction_share import is_sized_after_capture, share_of
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.domain.parallel import parallel_layout
@@ -22,6 +23,7 @@ from kvyield_server.domain.token_cost import kv_element_bytes, speculation, toke
 from kvyield_server.domain.weights import weights_gib_per_gpu
 
 PRINTED_SD_GIB = 0.003
+GRAPHS_GIB, GRAPHS_SD_GIB = 1.5, 0.8
 TRANSFER_SD = 0.005
 NEWEST = 32
 LEAST_RATIO_SD = 0.0002
@@ -145,16 +147,25 @@ def _tokens(start: Observation) -> int | None:
 
 def _printed_ratio(start: Observation) -> Ratio | None:
     """Return the ratio from the KV memory that the engine printed."""
-    tokens, printed = _tokens(start), as_number(start.measurements.kv_cache_gib)
+    tokens, printed = _tokens(start), _pool_gib(start)
     if tokens is None or printed is None or not 0.05 < printed < 1e5 or not _prints_budget(start):
         return None
     return Ratio(tokens / printed, hypot(LEAST_RATIO_SD, _printed_sd(printed) / printed))
 
 
+def _pool_gib(start: Observation) -> float | None:
+    """Return the KV memory that a start printed, or that vLLM was told to take, whatever the fraction."""
+    printed, told = as_number(start.measurements.kv_cache_gib), as_number(start.flags.get("kv_cache_memory_bytes"))
+    return told / GIB if printed is None and told is not None and start.engine.name is EngineName.VLLM else printed
+
+
 def _loaded_ratio(start: Observation) -> Ratio | None:
-    """Return the ratio from SGLang's free memory before and after load: rest = A - T (1 - f)."""
+    """Return the ratio from SGLang's free memory before and after load: rest = A - T (1 - f).
+
+    A pool that was sized after graphs were captured is not what is left after load.
+    """
     tokens, (before, after, fraction) = _tokens(start), _loads(start)
-    if tokens is None or before is None or after is None or fraction is None:
+    if tokens is None or before is None or after is None or fraction is None or is_sized_after_capture(start.flags):
         return None
     budget = after - before * (1.0 - fraction)
     if budget <= 0.05:
@@ -177,11 +188,13 @@ def _prints_budget(start: Observation) -> bool:
 
 
 def _loads(start: Observation) -> tuple[float | None, float | None, float | None]:
-    """Return SGLang's free memory before and after load with the fraction; None each where not logged."""
+    """Return SGLang's free memory before and after load with the fraction applied; None each where not logged."""
     if start.engine.name is not EngineName.SGLANG:
         return None, None, None
     after = as_number(start.measurements.free_after_load_gib)
-    return logged_base(start), after if after is None or after > 0 else None, fraction_of(start)
+    fraction = fraction_of(start)
+    applied = None if fraction is None else fraction * share_of(start)
+    return logged_base(start), after if after is None or after > 0 else None, applied
 
 
 def _tokens_per_gib(
@@ -249,7 +262,9 @@ def _logged_anchor(start: Observation) -> Anchor | None:
     before, after, _ = _loads(start)
     if before is None or after is None or not 0.0 < after < before:
         return None
-    return Anchor(1.0 - after / before, hypot(LOGGED_SD * after / before, PRINTED_SD_GIB * sqrt(2.0) / before))
+    graphs, graphs_sd = (GRAPHS_GIB, GRAPHS_SD_GIB) if is_sized_after_capture(start.flags) else (0.0, 0.0)
+    doubt = hypot(LOGGED_SD * after / before, PRINTED_SD_GIB * sqrt(2.0) / before)
+    return Anchor(1.0 - (after - graphs) / before, hypot(doubt, graphs_sd / before))
 
 
 def _weight_anchor(

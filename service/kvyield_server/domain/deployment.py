@@ -11,11 +11,12 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from kvyield_server.domain.engine_version import parse_version
-from kvyield_server.domain.model_facts import read_shape
+from kvyield_server.domain.fraction_share import POST_CAPTURE
+from kvyield_server.domain.model_facts import keeps_states
 from kvyield_server.domain.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.parallel import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
 from kvyield_server.domain.scalars import as_number, is_on
-from kvyield_server.domain.token_cost import speculation
+from kvyield_server.domain.token_cost import QUANT_POLICIES, speculation
 
 Key = Mapping[str, str]
 """Field -> canonical value. A field that is not there is unknown and agrees with anything."""
@@ -29,7 +30,7 @@ _LAYOUT_FIELDS = {
 }
 _SHARED_FIELDS: dict[str, tuple[str, ...]] = {
     **_LAYOUT_FIELDS,
-    "kv_dtype": ("kv_cache_dtype",),
+    "kv_dtype": ("kv_cache_dtype", "quant_policy"),
     "quantization": ("quantization",),
     "weight_dtype": ("dtype",),
     "page": ("page_size", "block_size"),
@@ -51,6 +52,7 @@ _ENGINE_FIELDS: dict[EngineName, dict[str, tuple[str, ...]]] = {
         "window_ratio": ("swa_full_tokens_ratio",),
         "state_ratio": ("mamba_full_memory_ratio",),
         "state_slots": ("max_mamba_cache_size",),
+        "post_capture": POST_CAPTURE,
     },
     EngineName.VLLM: {
         "batched_tokens": ("max_num_batched_tokens",),
@@ -105,7 +107,7 @@ def requests_move_pool(model: Model, engine: Engine, flags: Flags) -> bool:
 
     SGLang 0.4.6 to 0.5.5 adds running requests times draft tokens to the pool of a speculating target.
     """
-    if read_shape(model.facts).is_hybrid:
+    if keeps_states(model):
         return True
     release = parse_version(engine.version)
     is_old = release is not None and (0, 4, 6, 0) <= release < (0, 5, 6, 0)
@@ -209,6 +211,7 @@ def _number_text(value: Scalar) -> str | None:
 
 def _dtype_word(value: Scalar) -> str:
     word = str(value).strip().lower().removeprefix("torch.") if value is not None else "auto"
+    word = QUANT_POLICIES.get(word, word)
     if "fp8" in word or word.startswith("float8"):
         return "fp8"
     return {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}.get(word, word)
@@ -258,6 +261,7 @@ _DESCRIPTIONS: Sequence[tuple[str, Callable[[str | None], str | None]]] = (
     ("attention", _plain),
     ("page", _sized("page")),
     ("role", _plain),
+    ("post_capture", lambda value: "sized after capture" if value == "on" else None),
     ("batched_tokens", _sized("batched tokens")),
     ("sequences", _sized("sequences")),
     ("eager", lambda value: "eager" if value == "on" else None),

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from kvyield_server.domain.answers import EvidenceItem
 from kvyield_server.domain.devices import free_before_load, has_unified_memory
+from kvyield_server.domain.flags import NAMES
+from kvyield_server.domain.fraction_share import is_sized_after_capture
 from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Observation, Outcome
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.scalars import as_count, as_number, is_on
@@ -44,6 +46,7 @@ class Label(StrEnum):
     OOM_RUNTIME = "oom_runtime"
     OOM_STARTUP = "oom_startup"
     OUTLIER = "outlier"
+    POST_CAPTURE = "post_capture"
     REFUSED = "refused"
     SLOPE_DISAGREEMENT = "slope_disagreement"
     UNIFIED_MEMORY = "unified_memory"
@@ -129,7 +132,18 @@ def _cap(start: Observation, tokens: int | None) -> str | None:
         limit = as_count(flags.get(name)) if name in flags else None
         if limit is not None and tokens is not None and limit - LARGEST_PAGE < tokens <= limit:
             return name
-    return None
+    return _demand(start, tokens)
+
+
+def _demand(start: Observation, tokens: int | None) -> str | None:
+    """Return what set a pool that holds exactly the longest request as many times as requests may run."""
+    names = NAMES[start.engine.name]
+    requests = start.flags.get(names.requests)
+    if tokens is None or not requests:
+        return None
+    asked, longest = as_count(requests), as_count(start.flags.get(names.context))
+    is_demand = asked is not None and longest is not None and asked > 1 and tokens == asked * longest
+    return f"{names.requests} times {names.context}" if is_demand else None
 
 
 def _without_pool(start: Observation) -> tuple[Use, str]:
@@ -147,6 +161,8 @@ def _rest(start: Observation) -> Use:
 
 def _labels(start: Observation) -> frozenset[Label]:
     labels = _OUTCOME_LABELS.get(start.outcome, _NONE)
+    if is_sized_after_capture(start.flags):
+        labels |= {Label.POST_CAPTURE}
     if has_unified_memory(start.hardware):
         return labels | {Label.UNIFIED_MEMORY}
     return labels | {Label.NEIGHBOUR} if _has_neighbour(start) else labels
@@ -155,7 +171,7 @@ def _labels(start: Observation) -> frozenset[Label]:
 def _has_neighbour(start: Observation) -> bool:
     """Tell whether much less was free before load than an empty card of that kind has."""
     free = as_number(start.measurements.free_before_load_gib)
-    if free is None or start.engine.name is not EngineName.SGLANG:
+    if free is None or start.engine.name not in (EngineName.SGLANG, EngineName.VLLM):
         return False
     layout = parallel_layout(start.flags, start.hardware.gpu_count)
     empty = free_before_load(start.hardware, is_spread=layout.is_spread)

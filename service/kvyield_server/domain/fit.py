@@ -48,7 +48,7 @@ from kvyield_server.domain.observation import (
     Observation,
     Outcome,
 )
-from kvyield_server.domain.pooling import Member, pooled_prior
+from kvyield_server.domain.pooling import Member, count_alike, pooled_prior
 from kvyield_server.domain.regime import newest_regime
 from kvyield_server.domain.request_table import flags_as_set
 
@@ -226,7 +226,8 @@ def _find_drift(member: Member, prior: CapacityPrior, others: Sequence[Member]) 
         return drift_from(history.line, newest.start, level=SAME_DEPLOYMENT_LEVEL) if known else None
     for other in others:
         is_older = bool(other.found) and other.found[-1].start.observed_at < newest.start.observed_at
-        if is_older and other.fit.distinct_fractions and differing_fields(member.key, other.key) == {"version"}:
+        is_same_but_older = is_older and differing_fields(member.key, other.key) == {"version"}
+        if is_same_but_older and other.fit.distinct_fractions and count_alike(member, other):
             since = other.key.get("version")
             return drift_from(other.fit.line, newest.start, level=NEW_VERSION_LEVEL, since_version=since)
     return None

@@ -53,10 +53,10 @@ def basis_kind(fit: CapacityFit, prior: CapacityPrior) -> BasisKind:
 def parameters(line: CapacityLine, free_memory: FreeMemoryLine) -> dict[str, Estimate]:
     """Return what the line is made of, each with its unit in its name; free memory is at the running flags."""
     unit = "tokens" if line.counts_tokens else "gib"
-    free = free_memory.at_ready(line.flags)
+    free, share = free_memory.at_ready(line.flags), line.share(line.flags)
     found: Mapping[str, StudentT | None] = {
-        f"slope_{unit}_per_fraction": line.slope,
-        "zero_fraction": line.zero_fraction,
+        f"slope_{unit}_per_fraction": line.slope and line.slope.scaled(share),
+        "zero_fraction": line.zero_fraction and line.zero_fraction.scaled(1.0 / share),
         "bytes_per_token": line.bytes_per_token,
         "base_memory_gib": line.base_gib,
         "free_at_ready_gib": free,

@@ -23,6 +23,7 @@ from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.engine_version import parse_version
 from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.flags import NAMES, number, positive
+from kvyield_server.domain.fraction_share import fraction_share, is_amd, is_sized_after_capture
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Outcome, Phase, Scalar
 from kvyield_server.domain.request_table import SPECULATIVE_REQUESTS, PoolAlong, RequestTable, request_table
@@ -68,6 +69,7 @@ class FreeMemoryLine:
     context_tokens: int | None
     belief: Belief | None
     is_other_version: bool = False
+    is_amd: bool = False
 
     def at_ready(self, flags: Flags) -> StudentT | None:
         """Return GiB free on the fullest GPU when the server is ready; None when nothing tells the card's memory."""
@@ -86,7 +88,14 @@ class FreeMemoryLine:
             unseen_variance=unseen + (_UNSEEN_CHANGE_GIB**2 if self.is_other_version else 0.0),
             cap_gib=self._cap_gib(flags),
             belief=self.belief,
+            share=self._share(flags),
         )
+
+    def _share(self, flags: Flags) -> float:
+        """Return what the engine multiplies the fraction by under these flags."""
+        if not self.is_amd:
+            return 1.0
+        return fraction_share(self.capacity.engine, flags, amd=True, context_tokens=self.context_tokens)
 
     def _cap_gib(self, flags: Flags) -> float | None:
         """Return the GiB of a pool that a flag caps in tokens."""
@@ -119,6 +128,7 @@ class FreeMemoryAlong:
     unseen_variance: float
     cap_gib: float | None
     belief: Belief | None
+    share: float = 1.0
 
     def at_ready(self, fraction: float) -> StudentT | None:
         """Return GiB free on the fullest GPU when the server is ready; None when nothing tells the card's memory."""
@@ -132,20 +142,20 @@ class FreeMemoryAlong:
         """Return the part that is arithmetic: what the fraction leaves of the base, less the request table."""
         base = self.base.loc if self.base is not None else 0.0
         budget, taken = self._budget(fraction)
-        return base * (1.0 - fraction) + budget - taken - self.table.gib(self.pool, fraction)
+        return base * (1.0 - self.share * fraction) + budget - taken - self.table.gib(self.pool, fraction)
 
     def row(self, fraction: float) -> Row:
         """Return what the coefficients are multiplied with."""
-        return 1.0, self._budget(fraction)[1], 1.0 - fraction, *self.graphs
+        return 1.0, self._budget(fraction)[1], 1.0 - self.share * fraction, *self.graphs
 
     def rows(self, fractions: Vector) -> tuple[Matrix, Vector]:
         """Return ``row`` and ``known_gib`` of many fractions; the budget is a straight line, told by two points."""
         full = _straight(self.pool.budget_gib, fractions)
         taken = full if self.cap_gib is None else np.minimum(full, self.cap_gib)
-        ones = np.ones_like(fractions)
-        rows = np.column_stack((ones, taken, 1.0 - fractions, self.graphs[0] * ones, self.graphs[1] * ones))
+        ones, left = np.ones_like(fractions), 1.0 - self.share * fractions
+        rows = np.column_stack((ones, taken, left, self.graphs[0] * ones, self.graphs[1] * ones))
         base = self.base.loc if self.base is not None else 0.0
-        return rows, base * (1.0 - fractions) + full - taken - self.table.gibs(self.pool, fractions)
+        return rows, base * left + full - taken - self.table.gibs(self.pool, fractions)
 
     def _budget(self, fraction: float) -> tuple[float, float]:
         """Return the pool's budget, GiB, and what it takes of that when a flag caps it."""
@@ -166,6 +176,7 @@ def fit_free_memory(starts: Sequence[Observation], capacity: PoolLine, model: Mo
         reference=newest.flags if newest else capacity.flags,
         context_tokens=read_shape(model.facts).context_length,
         belief=None,
+        is_amd=any(is_amd(start.hardware) for start in starts),
     )
     base = capacity.base_gib
     return line if base is None else replace(line, belief=_fitted(line, starts, _prior(line, base, starts)))
@@ -232,9 +243,9 @@ def _prior(line: FreeMemoryLine, base: StudentT, starts: Sequence[Observation]) 
     """Return the prior: SGLang leaves about 2.5 GiB less than m (1 - f), of which graphs are about half."""
     graphs_on, _ = line._graphs(line.reference)
     saved = 0.05 if _draft_billed_in_layers(starts) else 0.0
-    sglang = line.engine is EngineName.SGLANG
-    graphs, graphs_sd = (_GRAPHS_GIB, _GRAPHS_SD_GIB) if sglang else (0.0, 0.3)
-    fixed = _FIXED_GIB + (_GRAPHS_GIB * graphs_on if sglang else 0.0)
+    graphs_beside = line.engine is EngineName.SGLANG and not is_sized_after_capture(line.reference)
+    graphs, graphs_sd = (_GRAPHS_GIB, _GRAPHS_SD_GIB) if graphs_beside else (0.0, 0.3)
+    fixed = _FIXED_GIB + (_GRAPHS_GIB * graphs_on if graphs_beside else 0.0)
     request, request_sd = _request_cost(line, starts)
     mean = (-fixed, saved, 0.0, graphs, request)
     sd = (_FIXED_SD_GIB, 0.03, max(base.scale, 1e-3), graphs_sd, request_sd)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvyield_server.domain.observation import Facts
+from kvyield_server.domain.observation import Facts, Model
 from kvyield_server.domain.scalars import as_count, as_number, as_word, first_given, is_on
 
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
+STATEFUL_NAMES = ("deepseek-v4", "deepseek_v4", "deepseekv4")
 RECURRENT_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "gdn", "kda"})
 WINDOW_KINDS = frozenset({"sliding_attention", "sliding_window", "chunked_attention", "local", "window"})
 
@@ -31,6 +32,7 @@ class ModelShape:
     latent_width: int | None = None
     index_head_dim: int | None = None
     next_token_layers: int | None = None
+    window_tokens: int | None = None
     hidden_size: int | None = None
     context_length: int | None = None
 
@@ -68,9 +70,27 @@ def read_shape(facts: Facts) -> ModelShape:
         latent_width=_latent_width(config),
         index_head_dim=as_count(config.get("index_head_dim")),
         next_token_layers=as_count(first_given(config, "num_nextn_predict_layers", "mtp_num_hidden_layers")),
+        window_tokens=as_count(first_given(config, "sliding_window", "attention_chunk_size")),
         hidden_size=hidden,
-        context_length=as_count(first_given(config, "max_position_embeddings", "model_max_length", "n_positions")),
+        context_length=_context_length(config),
     )
+
+
+def _context_length(config: Facts) -> int | None:
+    """Return the tokens that the model admits: its positions, times a RoPE factor unless they include it already."""
+    positions = as_count(first_given(config, "max_position_embeddings", "model_max_length", "n_positions"))
+    scaling = first_given(config, "rope_scaling", "rope_parameters")
+    if positions is None or not isinstance(scaling, Mapping) or "original_max_position_embeddings" in scaling:
+        return positions
+    factor = as_number(scaling.get("factor"))
+    is_included = as_word(first_given(scaling, "rope_type", "type")) in ("llama3", "longrope", "su", "mrope")
+    return positions if factor is None or factor < 1.0 or is_included else as_count(positions * factor)
+
+
+def keeps_states(model: Model) -> bool:
+    """Tell whether requests hold memory beside their tokens: windows, recurrent states, or DeepSeek V4's own."""
+    words = f"{model.name} {model.facts.get('model_type') or ''}".lower()
+    return read_shape(model.facts).is_hybrid or any(name in words for name in STATEFUL_NAMES)
 
 
 def is_latent_attention(facts: Facts) -> bool | None:

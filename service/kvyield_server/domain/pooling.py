@@ -15,8 +15,9 @@ from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
 from kvyield_server.domain.deployment import Key, differing_fields
 from kvyield_server.domain.evidence import Evidence
+from kvyield_server.domain.model_facts import keeps_states
 from kvyield_server.domain.regression import Anchor, SlopePrior
-from kvyield_server.domain.token_cost import token_cost
+from kvyield_server.domain.token_cost import counts_alike, token_cost
 
 SHARED_SLOPE_SD = 0.0005
 KNOWN_RATIO_SD = 0.001
@@ -64,7 +65,7 @@ def _slopes(member: Member, others: Sequence[Member]) -> Iterable[SlopePrior]:
 def _price_ratio(member: Member, other: Member) -> Ratio | None:
     """Return the relative's bytes per token over this one's, or None when they are not comparable."""
     changed = differing_fields(member.key, other.key)
-    if changed & UNPOOLED or "speculation" in changed:
+    if changed & UNPOOLED or "speculation" in changed or not count_alike(member, other):
         return None
     doubt = hypot(SHARED_SLOPE_SD, VERSION_COST_SD if "version" in changed else 0.0)
     if not changed & REPRICED:
@@ -76,6 +77,14 @@ def _price_ratio(member: Member, other: Member) -> Ratio | None:
     if here is None or there is None:
         return None
     return Ratio(there.bytes_per_token / here.bytes_per_token, hypot(doubt, KNOWN_RATIO_SD))
+
+
+def count_alike(member: Member, other: Member) -> bool:
+    """Tell whether both mean the same by pool tokens: of vLLM's hybrids not across a change of their definition."""
+    here, there = member.setting, other.setting
+    is_hybrid = keeps_states(here.model)
+    same_length = "length" not in differing_fields(member.key, other.key)
+    return counts_alike(here.engine, there.engine, hybrid=is_hybrid) and (same_length or not is_hybrid)
 
 
 def _anchors(member: Member, others: Sequence[Member], own: CapacityPrior) -> Iterable[Anchor]:

@@ -8,6 +8,7 @@ from math import exp, pi, sqrt
 from scipy.special import log_ndtr
 
 from kvyield_server.domain.evidence import fraction_of
+from kvyield_server.domain.fraction_share import share_of
 from kvyield_server.domain.observation import EngineName, Observation, Outcome, Phase
 from kvyield_server.domain.regression import Anchor
 
@@ -16,8 +17,9 @@ FARTHEST_Z = 30.0
 
 def refused_up_to(starts: Sequence[Observation]) -> float | None:
     """Return the highest fraction at which SGLang found nothing left for the pool, or None."""
-    fractions = [fraction_of(start) for start in starts if _is_empty_pool(start)]
-    return max((fraction for fraction in fractions if fraction is not None), default=None)
+    refused = [start for start in starts if _is_empty_pool(start)]
+    fractions = [fraction * share_of(start) for start in refused if (fraction := fraction_of(start)) is not None]
+    return max(fractions, default=None)
 
 
 def _is_empty_pool(start: Observation) -> bool:

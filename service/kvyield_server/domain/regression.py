@@ -58,7 +58,8 @@ class LinePosterior:
     """What is believed of the line after the evidence.
 
     ``line`` gives medians: the points' own line where they pin it, else the same as ``believed``. ``has_slope`` is
-    false when nothing tells the slope; then only the abscissa of the points themselves can be answered for.
+    false when nothing tells the slope; then only the abscissa of the points themselves can be answered for. ``reach``
+    is what the points span.
     """
 
     line: Line
@@ -70,6 +71,13 @@ class LinePosterior:
     has_slope: bool
     weights: Vector
     residual_z: Vector
+    reach: tuple[float, float] | None = None
+
+    def beyond(self, x: float) -> float:
+        """Return by how much the line rises or falls between the nearest point of the evidence and x."""
+        if self.reach is None:
+            return 0.0
+        return abs(self.line.slope) * max(self.reach[0] - x, x - self.reach[1], 0.0)
 
     def at(self, x: float, noise_sd: float, extra_sd: float = 0.0) -> StudentT | None:
         """Return the prediction of a new point with the given noise; ``extra_sd`` widens it, None when out of reach."""
@@ -185,6 +193,7 @@ def _solve(
         has_slope=has_slope,
         weights=weights,
         residual_z=residual_z,
+        reach=(float(points.x.min()), float(points.x.max())),
     )
 
 

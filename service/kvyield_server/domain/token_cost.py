@@ -19,8 +19,17 @@ UNKNOWN_DRAFT_FACTOR = 1.06
 UNKNOWN_DRAFT_SD = 0.08
 INFERRED_LAYOUT_SD = 0.05
 STATE_SPLIT_SD = 0.05
+STATE_BLOCK_TOKENS = 1056
+"""vLLM makes attention blocks as large as a recurrent layer's state, usually of 500 to 2,000 tokens."""
 INDEX_BYTES = 132
 SCALED_LATENT_BYTES = 656
+
+QUANT_POLICIES = {"0": "auto", "4": "int4", "8": "int8"}
+"""LMDeploy's ``quant_policy``; beside each head's 8 or 4 bits it keeps a 16-bit scale and zero point."""
+QUANT_POLICY_BYTES = {"int8": 1.0 + 4 / 128, "int4": 0.5 + 4 / 128}
+LENGTH_DEFINITION = (0, 20, 0, 99)
+"""vLLM up to 0.20 counts a hybrid's tokens as blocks of all groups, later ones as concurrency times longest request."""
+HYBRID_SD = 0.05
 
 SPECULATION = ("speculative_algorithm", "speculative_config", "speculative_model", "speculative_draft_model_path")
 BLOCK_DRAFTS = ("dflash", "dspark")
@@ -40,6 +49,9 @@ class TokenCost:
 
 def kv_element_bytes(flags: Flags, facts: Facts) -> float:
     """Return the bytes of one KV element: 2 unless the flags, or the checkpoint under ``auto``, say otherwise."""
+    policy = QUANT_POLICIES.get(str(flags.get("quant_policy") or ""))
+    if policy is not None:
+        return QUANT_POLICY_BYTES.get(policy, 2.0)
     word = as_word(flags.get("kv_cache_dtype")) or "auto"
     if word == "auto":
         algorithm = as_word(first_given(facts, "kv_cache_quant_algo", "kv_cache_scheme_type"))
@@ -86,11 +98,13 @@ def token_cost(facts: Facts, engine: Engine, flags: Flags, gpu_count: int) -> To
         cost = cost.times(1.0, INFERRED_LAYOUT_SD)
     if case.shape.recurrent_layers:
         cost = cost.times(1.0, STATE_SPLIT_SD)
+    if case.shape.is_hybrid and case.engine is EngineName.VLLM:
+        cost = cost.times(1.0, HYBRID_SD)
     return _with_draft(cost, case).times(1.0 / case.layout.decode_context)
 
 
 def _target_bytes(case: _Case) -> float | None:
-    """Return the target's bytes; vLLM's hybrids share pages between layers, so that only its own log tells theirs."""
+    """Return the target's bytes in the layers of one pipeline stage."""
     shape, stages = case.shape, case.layout.pipeline
     per_layer = _layer_bytes(case)
     if shape.full_layers is None or per_layer is None:
@@ -99,11 +113,39 @@ def _target_bytes(case: _Case) -> float | None:
     if not shape.is_hybrid:
         return total
     if case.engine is not EngineName.SGLANG:
-        return None
+        return _vllm_hybrid_bytes(case, per_layer) if case.engine is EngineName.VLLM else None
     if shape.window_layers:
         ratio = as_number(case.flags.get("swa_full_tokens_ratio")) or 0.8
         return total + ratio * per_layer * ceil(shape.window_layers / stages)
     return total * _state_share(case.flags)
+
+
+def _vllm_hybrid_bytes(case: _Case, per_layer: float) -> float | None:
+    """Return what one counted token of a hybrid takes: up to 0.20 as if every layer kept it, later by longest request.
+
+    A request of the longest length takes its tokens in full layers, a window in others, and one block of state each.
+    """
+    shape, longest = case.shape, as_count(case.flags.get("max_model_len")) or case.shape.context_length
+    if case.version is None or shape.layers is None or shape.full_layers is None:
+        return None
+    if case.version <= LENGTH_DEFINITION:
+        return per_layer * ceil(shape.layers / case.layout.pipeline)
+    if longest is None or (shape.window_layers and shape.window_tokens is None):
+        return None
+    in_flight = as_count(case.flags.get("max_num_batched_tokens")) or 8192
+    window = min(longest, (shape.window_tokens or 0) + in_flight)
+    kept = shape.full_layers * longest + shape.window_layers * window + shape.recurrent_layers * STATE_BLOCK_TOKENS
+    return per_layer * kept / longest / case.layout.pipeline
+
+
+def counts_alike(one: Engine, other: Engine, *, hybrid: bool) -> bool:
+    """Tell whether two engine versions mean the same by pool tokens: vLLM's hybrids changed it after 0.20."""
+    versions = parse_version(one.version), parse_version(other.version)
+    if not hybrid or one.name is not EngineName.VLLM:
+        return True
+    if versions[0] is None or versions[1] is None:
+        return one.version == other.version
+    return (versions[0] <= LENGTH_DEFINITION) == (versions[1] <= LENGTH_DEFINITION)
 
 
 def _layer_bytes(case: _Case) -> float | None:
