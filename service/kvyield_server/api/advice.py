@@ -7,7 +7,6 @@ from uuid import UUID
 
 from litestar import MediaType, Request, Response, get, post
 from litestar.params import FromPath, JSONBody
-from uuid6 import uuid7
 
 from kvyield_server.api.auth import ASKS, READS, bound_to
 from kvyield_server.api.conditional import Answer, answer_of, answer_to, conditional
@@ -32,7 +31,7 @@ from kvyield_server.schemas.recommendations import (
 from kvyield_server.schemas.selectors import NamedIn, selector_fields, selector_kept
 from kvyield_server.usecases.browse import require_own_pair, stored_recommendation
 from kvyield_server.usecases.deployments import Subject, subject_of
-from kvyield_server.usecases.ports import StoredRecommendation, UnitOfWork
+from kvyield_server.usecases.ports import StoredRecommendation, UnitOfWork, new_id
 from kvyield_server.usecases.predict import predict
 from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
@@ -75,7 +74,7 @@ async def post_recommendation(
     services = services_of(request)
     subject, advice = await services.read(lambda uow: _advise(uow, services, data))
     services.metrics.recommendations.labels(advice.status.value).inc()
-    job = keep(subject, question_of(data), advice, new_id=uuid7(), now=utc_now())
+    job = keep(subject, question_of(data), advice, new_id=new_id(), now=utc_now())
     out = recommendation_out(await services.write(job))
     return Response(out, status_code=201, headers={"Location": f"/recommendations/{out.id}"})
 

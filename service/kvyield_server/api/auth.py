@@ -62,7 +62,7 @@ class Gate:
         return token
 
 
-async def guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
+async def authorise(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
     """Let a caller through whose token has one of the handler's roles.
 
     Raises:

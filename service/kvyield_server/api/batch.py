@@ -9,7 +9,6 @@ from uuid import UUID
 import msgspec
 from litestar import Request, post
 from litestar.params import JSONBody
-from uuid6 import uuid7
 
 from kvyield_server.api.auth import POSTS, token_id_of
 from kvyield_server.api.problems import ProblemContext, problem_of, raise_faults
@@ -18,6 +17,7 @@ from kvyield_server.errors import KvyieldError
 from kvyield_server.schemas.batch import BatchIn, BatchItemOut, BatchOut
 from kvyield_server.schemas.observations import ObservationIn, content_digest, observation_faults, to_domain
 from kvyield_server.schemas.strict import FaultyBodyError, decode
+from kvyield_server.usecases.ports import new_id
 from kvyield_server.usecases.record import Arrival, Recorded
 
 
@@ -39,7 +39,7 @@ def _read(item: msgspec.Raw, token_id: UUID | None) -> Arrival | Exception:
     except (FaultyBodyError, KvyieldError) as error:
         return error
     now = utc_now()
-    return Arrival(to_domain(body, new_id=uuid7(), now=now), content_digest(body), token_id, now)
+    return Arrival(to_domain(body, new_id=new_id(), now=now), content_digest(body), token_id, now)
 
 
 def _count(services: Services, results: Sequence[Recorded | Exception]) -> None:

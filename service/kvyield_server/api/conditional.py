@@ -7,15 +7,15 @@ from collections.abc import Callable, Hashable
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import msgspec
 from litestar import MediaType, Request, Response
 from litestar.connection import ASGIConnection
 
+from kvyield_server.api.encoded import EncodedResponse, encoded
 from kvyield_server.usecases.ports import UnitOfWork
 
 STAMP = "kvyield_stamp"
+_TEXT = "text/plain; charset=utf-8"
 MOST_KEPT, LONGEST_KEPT_BYTES = 1_024, 64_000
-_encoder = msgspec.json.Encoder()
 
 
 class Answer(NamedTuple):
@@ -82,9 +82,9 @@ async def answer_to(
 def answer_of(content: Any, label: str = "") -> Answer:
     """Return a text as it is, and anything else as JSON."""
     is_text = isinstance(content, str)
-    body = content.encode() if is_text else _encoder.encode(content)
+    body = content.encode() if is_text else encoded(content)
     etag = f'"{blake2b(body, digest_size=15).hexdigest()}"'
-    return Answer(body, MediaType.TEXT if is_text else MediaType.JSON, etag, label)
+    return Answer(body, _TEXT if is_text else MediaType.JSON, etag, label)
 
 
 def conditional(request: Request[Any, Any, Any], answer: Answer) -> Response[Any]:
@@ -92,7 +92,7 @@ def conditional(request: Request[Any, Any, Any], answer: Answer) -> Response[Any
     headers = {"ETag": answer.etag, "Cache-Control": "private, no-cache"}
     if _has(request.headers.get("if-none-match"), answer.etag):
         return Response(None, status_code=304, headers=headers)
-    return Response(answer.body, media_type=answer.media_type, headers=headers)
+    return EncodedResponse(answer.body, media_type=answer.media_type, headers=headers)
 
 
 def _has(header: str | None, etag: str) -> bool:

@@ -12,7 +12,7 @@ from kvyield_server.usecases.ports import Storage, UnitOfWork
 from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, record_all
 
 MOST_TOGETHER = 64
-MOST_WRITES = 2  # one that is on its way to the disk, and one that waits behind it
+MOST_WRITES = 1
 
 T = TypeVar("T")
 Job = Callable[[UnitOfWork], Recorded]

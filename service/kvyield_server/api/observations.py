@@ -8,10 +8,10 @@ from uuid import UUID
 from litestar import Request, Response, get, post
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
-from uuid6 import uuid7
 
 from kvyield_server.api.auth import MANAGES, POSTS, READS, bound_to, token_id_of, token_of
 from kvyield_server.api.conditional import answered
+from kvyield_server.api.encoded import EncodedResponse, encoded
 from kvyield_server.api.pages import key_of, page_of, where_of
 from kvyield_server.api.problems import raise_faults
 from kvyield_server.api.request import QUERY, query_of
@@ -31,7 +31,7 @@ from kvyield_server.schemas.observations import (
 )
 from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.usecases.browse import require_own_pair, stored_observation
-from kvyield_server.usecases.ports import UnitOfWork
+from kvyield_server.usecases.ports import UnitOfWork, new_id
 from kvyield_server.usecases.record import Arrival, Recorded
 from kvyield_server.usecases.retract import retract
 from kvyield_server.usecases.verify import verify
@@ -44,7 +44,7 @@ async def post_observation(request: Request[Any, Any, Any], data: JSONBody[Obser
     """Record one engine start; the same id or the same content again answers 200 with what is stored."""
     services, now = services_of(request), utc_now()
     raise_faults(observation_faults(data))
-    start = to_domain(data, new_id=uuid7(), now=now)
+    start = to_domain(data, new_id=new_id(), now=now)
     recorded = await services.intake.take(Arrival(start, content_digest(data), token_id_of(request), now))
     services.metrics.observations.labels("new" if recorded.is_new else "again").inc()
     return _answer(recorded)
@@ -106,4 +106,4 @@ async def post_retraction(
 def _answer(recorded: Recorded) -> Response[ObservationOut]:
     out = from_domain(recorded.stored)
     status = 201 if recorded.is_new else 200
-    return Response(out, status_code=status, headers={"Location": f"/observations/{out.id}"})
+    return EncodedResponse(encoded(out), status_code=status, headers={"Location": f"/observations/{out.id}"})

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import re
+import secrets
 import sys
 import time
-from typing import Any
+from threading import Lock
+from typing import Any, TextIO
 
+import msgspec
 import structlog
 from litestar.types import Message, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from uuid6 import uuid7
 
 log = structlog.get_logger("kvyield.request")
 
@@ -19,6 +23,7 @@ REQUEST_ID = "kvyield_request_id"
 CALLER = "kvyield_caller"
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._\-]{8,64}")
 _UNTEMPLATED = "unmatched"
+_PROCESS, _numbers = secrets.token_hex(8), itertools.count(1)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -41,6 +46,19 @@ class Metrics:
         )
         ProcessCollector(registry=self.registry)
         self.queue = Gauge("kvyield_writer_queue", "Jobs that wait for the writer.", registry=self.registry)
+        self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+
+    def count(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request by its route's template, of which there are few."""
+        key = (method, route, status)
+        if key not in self._series:
+            self._series[key] = (
+                self.requests.labels(method, route, str(status)),
+                self.seconds.labels(method, route),
+            )
+        requests, times = self._series[key]
+        requests.inc()
+        times.observe(seconds)
 
 
 class Telemetry:
@@ -69,8 +87,7 @@ class Telemetry:
         method = method if method in _METHODS else "OTHER"
         route = self._scope.get("path_template") or _UNTEMPLATED
         seconds = time.perf_counter() - self._started
-        self._metrics.requests.labels(method, route, str(self._status)).inc()
-        self._metrics.seconds.labels(method, route).observe(seconds)
+        self._metrics.count(method, route, self._status, seconds)
         log.info(
             "request",
             method=method,
@@ -97,26 +114,59 @@ def configure_logs(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
+    render = structlog.processors.JSONRenderer(serializer=_json)
     structlog.configure(
-        processors=[*shared, structlog.processors.JSONRenderer()],
+        processors=[*shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-        cache_logger_on_first_use=False,
+        logger_factory=lambda *_: _Lines(sys.stderr),
+        cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.JSONRenderer(),
+            render,
         ],
     )
     handler.setFormatter(formatter)
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
 
 
+class _Lines:
+    """Writes the lines of one turn of the event loop together; without a loop, at once."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._lock = Lock()
+        self._lines: list[str] = []
+
+    def msg(self, line: str) -> None:
+        """Take a line."""
+        loop = asyncio._get_running_loop()
+        with self._lock:
+            self._lines.append(line + "\n")
+            is_first = len(self._lines) == 1
+        if loop is None:
+            self._flush()
+        elif is_first:
+            loop.call_soon(self._flush)
+
+    debug = info = warning = error = critical = msg
+
+    def _flush(self) -> None:
+        with self._lock:
+            lines, self._lines = self._lines, []
+        self._file.write("".join(lines))
+        self._file.flush()
+
+
+def _json(value: Any, **_: Any) -> str:
+    return msgspec.json.encode(value, enc_hook=repr).decode()
+
+
 def _request_id(scope: Scope) -> str:
     for name, value in scope.get("headers", []):
         if name == b"x-request-id" and _GOOD_ID.fullmatch(value):
             return value.decode()
-    return str(uuid7())
+    return f"{_PROCESS}-{next(_numbers):06x}"

@@ -11,6 +11,7 @@ from kvyield_server.storage.records import (
     StoredRecommendation,
 )
 from kvyield_server.storage.uow import Storage, UnitOfWork
+from kvyield_server.storage.values import new_id
 
 __all__ = [
     "ApiToken",
@@ -23,4 +24,5 @@ __all__ = [
     "StoredObservation",
     "StoredRecommendation",
     "UnitOfWork",
+    "new_id",
 ]

@@ -6,10 +6,9 @@ from collections.abc import Callable
 from datetime import datetime
 from uuid import UUID
 
-from uuid6 import uuid7
-
 from kvyield_server.storage.records import AuditEntry, StoredObservation
 from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.values import new_id
 
 
 def retract(
@@ -17,7 +16,7 @@ def retract(
 ) -> Callable[[UnitOfWork], StoredObservation]:
     """Return the job that retracts an observation; the first reason stays. NotFoundError for an unknown id."""
     entry = AuditEntry(
-        id=uuid7(), at=now, actor=actor, action="retract", subject=str(observation_id), details={"reason": reason}
+        id=new_id(), at=now, actor=actor, action="retract", subject=str(observation_id), details={"reason": reason}
     )
 
     def job(uow: UnitOfWork) -> StoredObservation:

@@ -8,11 +8,10 @@ import secrets
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 
-from uuid6 import uuid7
-
 from kvyield_server.errors import AmbiguousError, InvalidError, NotFoundError, UnauthenticatedError
 from kvyield_server.storage.records import ApiToken, Role
 from kvyield_server.storage.uow import Storage, UnitOfWork
+from kvyield_server.storage.values import new_id
 
 PREFIX = "kvy_"
 TOUCH_EVERY = timedelta(minutes=1)
@@ -21,7 +20,7 @@ TOUCH_EVERY = timedelta(minutes=1)
 def new_token(name: str, role: Role, *, now: datetime, expires_at: datetime | None) -> tuple[ApiToken, str]:
     """Return a token as stored, and its text of 256 random bits, which is nowhere else."""
     text = PREFIX + secrets.token_urlsafe(32)
-    token = ApiToken(id=uuid7(), name=name, role=role, token_hash=hash_of(text), created_at=now, expires_at=expires_at)
+    token = ApiToken(id=new_id(), name=name, role=role, token_hash=hash_of(text), created_at=now, expires_at=expires_at)
     return token, text
 
 
