@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format serve migrate accuracy bench bench-list benchmarks-page openapi wheels constraints clean
+.PHONY: help setup demo test test-fast check format serve migrate accuracy bench bench-list benchmarks-page wheels constraints clean
 
 help: ## list the verbs (this text)
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make the virtual environment with both distributions and the tools
 
@@ -57,9 +57,6 @@ bench-%: $(STAMP)
 
 benchmarks-page: $(STAMP) ## write docs/benchmarks.md from what the last runs printed
 	@PYTHONPATH=tests $(BIN)/python tests/bench/page.py
-
-openapi: $(STAMP) ## write the OpenAPI document to docs/openapi.json
-	$(BIN)/kvyield-server openapi > docs/openapi.json
 
 wheels: $(STAMP) ## build both distributions into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./clients/python
