@@ -14,6 +14,7 @@ from litestar.types import Receive, Send
 
 from kvyield_server.api import about, advice, batch, calibration, exports, health, observations, pairs
 from kvyield_server.api.auth import Gate, authorise
+from kvyield_server.api.lane import Lane
 from kvyield_server.api.openapi import document
 from kvyield_server.api.problems import EXCEPTION_HANDLERS
 from kvyield_server.api.request import StrictRequest, refuse_parameters
@@ -53,9 +54,13 @@ HANDLERS: tuple[HTTPRouteHandler, ...] = (
     about.openapi,
 )
 
+FREQUENT = (observations.post_observation, batch.post_observations, advice.get_recommend)
+
 
 class Application(Litestar):
     """The framework's application, with each request watched from outside: routing failures are counted too."""
+
+    lane: Lane
 
     async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
         if scope["type"] != "http":
@@ -64,7 +69,11 @@ class Application(Litestar):
         services: Services = self.state.services
         telemetry = Telemetry(services.metrics, scope, send)
         try:
-            await super().__call__(scope, receive, telemetry.send)
+            handler = self.lane.handler_of(scope)
+            if handler is None:
+                await super().__call__(scope, receive, telemetry.send)
+            else:
+                await self.lane.run(handler, scope, receive, telemetry.send)
         finally:
             telemetry.finish()
 
@@ -78,7 +87,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
     """
     services = Services(settings, storage or open_storage(settings.database))
     require_token_unless_loopback(settings, services.storage)
-    return Application(
+    app = Application(
         route_handlers=[*HANDLERS, *page_routers()],
         request_class=StrictRequest,
         exception_handlers=EXCEPTION_HANDLERS,
@@ -89,6 +98,8 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
         openapi_config=None,
         logging_config=None,
     )
+    app.lane = Lane(app, FREQUENT, _admit)
+    return app
 
 
 def require_token_unless_loopback(settings: Settings, storage: Storage) -> None:

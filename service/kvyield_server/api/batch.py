@@ -7,10 +7,11 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import Request, post
+from litestar import Request, Response, post
 from litestar.params import JSONBody
 
 from kvyield_server.api.auth import POSTS, token_id_of
+from kvyield_server.api.encoded import EncodedResponse, encoded
 from kvyield_server.api.problems import ProblemContext, problem_of, raise_faults
 from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.errors import KvyieldError
@@ -22,14 +23,15 @@ from kvyield_server.usecases.record import Arrival, Recorded
 
 
 @post("/observations/batch", operation_id="post_observations", opt=POSTS, status_code=200)
-async def post_observations(request: Request[Any, Any, Any], data: JSONBody[BatchIn]) -> BatchOut:
+async def post_observations(request: Request[Any, Any, Any], data: JSONBody[BatchIn]) -> Response[BatchOut]:
     """Record up to 500 engine starts; each item is answered as if it were posted alone."""
     services, token_id, where = services_of(request), token_id_of(request), ProblemContext.of(request)
     read = [_read(item, token_id) for item in data.observations]
     outcomes = iter(await services.intake.take_all([item for item in read if isinstance(item, Arrival)]))
     results = [next(outcomes) if isinstance(item, Arrival) else item for item in read]
     _count(services, results)
-    return BatchOut(items=[_item(index, result, where) for index, result in enumerate(results)])
+    out = BatchOut(items=[_item(index, result, where) for index, result in enumerate(results)])
+    return EncodedResponse(encoded(out))
 
 
 def _read(item: msgspec.Raw, token_id: UUID | None) -> Arrival | Exception:

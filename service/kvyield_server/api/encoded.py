@@ -45,7 +45,7 @@ class Sender:
     def __init__(self, body: bytes, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self._body, self._status, self._headers = body, status, headers
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         """Send the head and the body."""
         await send({"type": "http.response.start", "status": self._status, "headers": self._headers})
         await send({"type": "http.response.body", "body": self._body, "more_body": False})

@@ -13,6 +13,7 @@ from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, r
 
 MOST_TOGETHER = 64
 MOST_WRITES = 1
+COMPANY_SECONDS = 0.004
 
 T = TypeVar("T")
 Job = Callable[[UnitOfWork], Recorded]
@@ -26,6 +27,7 @@ class Intake:
         self._storage = storage
         self._waiting: list[Waiting] = []
         self._writes = 0
+        self._is_due = self._is_crowded = False
 
     async def take(self, arrival: Arrival) -> Recorded:
         """Record one start.
@@ -36,7 +38,7 @@ class Intake:
         """
         answer: asyncio.Future[Recorded] = asyncio.get_running_loop().create_future()
         self._waiting.append((arrival, answer))
-        self._write()
+        self._write_soon()
         return await answer
 
     async def take_all(self, arrivals: Sequence[Arrival]) -> list[Outcome | KvyieldError]:
@@ -48,17 +50,29 @@ class Intake:
         except KvyieldError:
             return [await self._alone(arrival) for arrival in arrivals]
 
+    def _write_soon(self) -> None:
+        """Write at once what comes alone; where many post at once, wait a little for company."""
+        if self._is_due or self._writes >= MOST_WRITES or not self._waiting:
+            return
+        if self._is_crowded:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(COMPANY_SECONDS, self._write)
+        else:
+            self._write()
+
     def _write(self) -> None:
+        self._is_due = False
         if self._waiting and self._writes < MOST_WRITES:
             together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
             self._writes += 1
+            self._is_crowded = len(together) > 1
             loop = asyncio.get_running_loop()
             written = self._storage.write(record_all([arrival for arrival, _ in together]))
             written.add_done_callback(lambda done: loop.call_soon_threadsafe(self._told, together, done))
 
     def _told(self, together: list[Waiting], done: Future[list[Outcome]]) -> None:
         self._writes -= 1
-        self._write()
+        self._write_soon()
         error = done.exception()
         if error is None:
             for (_, answer), outcome in zip(together, done.result(), strict=True):

@@ -165,11 +165,12 @@ class MemoryObservations:
             content_digest=content_digest,
             token_id=token_id,
         )
-        self.add_all([stored])
+        self.add_all([stored], [known(self._state.pairs, pair_id, "pair")])
 
-    def add_all(self, observations: Sequence[StoredObservation]) -> None:
+    def add_all(self, observations: Sequence[StoredObservation], pairs: Sequence[Pair]) -> None:
+        for pair in pairs:
+            known(self._state.pairs, pair.id, "pair")
         for stored in observations:
-            known(self._state.pairs, stored.pair_id, "pair")
             if stored.content_digest in self._state.digests:
                 raise ConflictError("An observation with this content is already stored.")
             add_new(self._state.observations, stored.observation.id, stored, "observation")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from itertools import groupby
 from typing import Any
@@ -14,14 +14,14 @@ from kvyield_server.domain.observation import Observation, Verification
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.paging import cut, observation_key
-from kvyield_server.storage.records import ObservationFilter, Page, PageKey, StoredObservation
+from kvyield_server.storage.records import ObservationFilter, Page, PageKey, Pair, StoredObservation
 from kvyield_server.storage.rows import (
     observation_from_row,
     observation_to_row,
     verification_from_row,
     verification_to_row,
 )
-from kvyield_server.storage.statements import insert_rows, newest_first
+from kvyield_server.storage.statements import insert_rows, newest_first, run_compiled
 from kvyield_server.storage.values import refuse_unstorable
 
 _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verification.c
@@ -34,9 +34,7 @@ _MATCHING = _ALL.where(
         _it.content_digest.in_(bindparam("digests", expanding=True)),
     )
 )
-_SUMMARIES = select(_pair.id, _pair.engines, _pair.last_observed_at).where(
-    _pair.id.in_(bindparam("pair_ids", expanding=True))
-)
+_SUMMARY = select(_pair.id, _pair.engines, _pair.last_observed_at).where(_pair.id == bindparam("pair_id"))
 _COUNT = (
     update(tables.pair)
     .where(_pair.id == bindparam("pair_id"))
@@ -72,11 +70,15 @@ class SqlObservations:
             content_digest=content_digest,
             token_id=token_id,
         )
-        self.add_all([stored])
+        self._insert([stored])
+        self._count([stored], self._connection.execute(_SUMMARY, {"pair_id": pair_id}).all())
 
-    def add_all(self, observations: Sequence[StoredObservation]) -> None:
-        if not observations:
-            return
+    def add_all(self, observations: Sequence[StoredObservation], pairs: Sequence[Pair]) -> None:
+        if observations:
+            self._insert(observations)
+            self._count(observations, {pair.id: pair for pair in pairs}.values())
+
+    def _insert(self, observations: Sequence[StoredObservation]) -> None:
         insert_rows(self._connection, tables.observation, [observation_to_row(stored) for stored in observations])
         verifications = [
             verification_to_row(stored.observation.id, position, verification)
@@ -84,15 +86,13 @@ class SqlObservations:
             for position, verification in enumerate(stored.observation.verifications)
         ]
         insert_rows(self._connection, tables.verification, verifications)
-        self._count(observations)
 
-    def _count(self, added: Sequence[StoredObservation]) -> None:
+    def _count(self, added: Sequence[StoredObservation], summaries: Iterable[Any]) -> None:
         own: dict[UUID, list[Observation]] = {}
         for stored in added:
             own.setdefault(stored.pair_id, []).append(stored.observation)
-        found = self._connection.execute(_SUMMARIES, {"pair_ids": list(own)}).all()
-        counts = [_counted(*summary, own[summary.id]) for summary in found]
-        self._connection.execute(_COUNT, counts[0] if len(counts) == 1 else counts)
+        counts = [_counted(it.id, it.engines, it.last_observed_at, own[it.id]) for it in summaries]
+        run_compiled(self._connection, _COUNT, counts)
 
     def _recount(self, pair_id: UUID) -> None:
         live = (_it.pair_id == pair_id, _it.retracted_at.is_(None))

@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Select, Table, insert, literal, tuple_
+from sqlalchemy import ColumnElement, Connection, Dialect, Executable, Select, Table, bindparam, insert, literal, tuple_
 from sqlalchemy.exc import IntegrityError
 
 from kvyield_server.storage.faults import translated
@@ -27,35 +27,49 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
     """Insert rows; a broken constraint raises ConflictError, NotFoundError or InvalidError."""
     if not rows:
         return
-    insertion = _insertion(table, connection.dialect, tuple(rows[0]))
-    values = [insertion.values(row) for row in rows]
     try:
-        connection.exec_driver_sql(insertion.text, values[0] if len(values) == 1 else values)
+        run_compiled(connection, _insertion(table, tuple(rows[0])), rows)
     except IntegrityError as error:
         raise translated(error) from error
 
 
-class _Insertion:
-    """An insert compiled once: its rows skip what SQLAlchemy would decide anew for each of them."""
+def run_compiled(connection: Connection, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Run a statement that the module keeps, once per row of its parameters, and ask for nothing back."""
+    compiled = _compiled(statement, connection.dialect)
+    values = [compiled.values(row) for row in rows]
+    connection.exec_driver_sql(compiled.text, values[0] if len(values) == 1 else values)
 
-    def __init__(self, table: Table, dialect: Dialect, names: tuple[str, ...]) -> None:
-        compiled = insert(table).compile(dialect=dialect, column_keys=list(names))
-        ordered = getattr(compiled, "positiontup", None) or names
+
+class _Compiled:
+    """A statement compiled once: its rows skip what SQLAlchemy would decide anew for each of them."""
+
+    def __init__(self, statement: Executable, dialect: Dialect) -> None:
+        compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]  # an element, whatever its type says
+        names = compiled.positiontup or list(compiled.binds)
         self.text = str(compiled)
         self._is_positional = dialect.positional
-        self._binds = [(name, table.c[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in ordered]
+        self._fixed = {name: compiled.binds[name].value for name in names if not compiled.binds[name].required}
+        self._binds = [
+            (name, compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in names
+        ]
 
     def values(self, row: Mapping[str, Any]) -> Any:
         """Return a row as the driver takes it."""
-        bound = [bind(row[name]) if bind else row[name] for name, bind in self._binds]
+        given = {**self._fixed, **row} if self._fixed else row
+        bound = [bind(given[name]) if bind else given[name] for name, bind in self._binds]
         if self._is_positional:
             return tuple(bound)
         return {name: value for (name, _), value in zip(self._binds, bound, strict=True)}
 
 
 @lru_cache(64)
-def _insertion(table: Table, dialect: Dialect, names: tuple[str, ...]) -> _Insertion:
-    return _Insertion(table, dialect, names)
+def _compiled(statement: Executable, dialect: Dialect) -> _Compiled:
+    return _Compiled(statement, dialect)
+
+
+@lru_cache(64)
+def _insertion(table: Table, names: tuple[str, ...]) -> Executable:
+    return insert(table).values({name: bindparam(name) for name in names})
 
 
 def newest_first(

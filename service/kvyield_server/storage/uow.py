@@ -80,8 +80,9 @@ class ObservationRepository(Protocol):
     def get(self, observation_id: UUID) -> StoredObservation | None:
         """Return the observation with that id."""
 
-    def add_all(self, observations: Sequence[StoredObservation]) -> None:
-        """Keep new observations at once, all or none. The caller vouches that each value can be stored.
+    def add_all(self, observations: Sequence[StoredObservation], pairs: Sequence[Pair]) -> None:
+        """Keep new observations at once, all or none. The caller vouches that each value can be stored, and hands in
+        their pairs as this unit of work has just seen them.
 
         Raises:
             ConflictError: an id or a digest is already stored.

@@ -112,7 +112,7 @@ def _kept(uow: UnitOfWork, fresh: Sequence[Arrival]) -> dict[str, StoredObservat
         )
         for each, pair in zip(fresh, pairs, strict=True)
     ]
-    uow.observations.add_all(stored)
+    uow.observations.add_all(stored, pairs)
     for each in fresh:
         settle(uow, each.observation, each.now)
     return {each.content_digest: each for each in stored}
