@@ -1,4 +1,8 @@
-"""A belief about a few coefficients: normal-inverse-gamma, updated by points and by one-sided bounds."""
+"""A belief about a few coefficients: normal, with noise that is learned, updated by points and by one-sided bounds.
+
+What is known of the coefficients beforehand is not scaled by the noise that points show: equal starts that agree to a
+hair say nothing of how far the engine's own arithmetic may be off.
+"""
 
 from __future__ import annotations
 
@@ -11,77 +15,92 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from kvyield_server.domain.student import StudentT
+
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.floating]
 Row = tuple[float, ...]
 
 _ROBUST_FROM = 4
 _ROBUST_DF = 4.0
+_STEPS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Belief:
-    """Coefficients b of row·b + noise: their mean, covariance in units of the noise variance, and the noise."""
+    """Coefficients b of row·b + noise: their mean and covariance, and the noise with its degrees of freedom.
+
+    ``learned`` is the part of the covariance that comes from points, and so is only as sure as their noise is known.
+    """
 
     mean: Vector
-    unit_covariance: Matrix
+    covariance: Matrix
+    learned: Matrix
     noise_variance: float
     df: float
 
     @classmethod
     def prior(cls, mean: Sequence[float], sd: Sequence[float], *, noise_sd: float, df: float) -> Belief:
         """Return independent coefficients with the given means and standard deviations."""
-        unit = np.diag((np.array(sd) / noise_sd) ** 2)
-        return cls(mean=np.array(mean), unit_covariance=unit, noise_variance=noise_sd**2, df=df)
+        known = np.diag(np.array(sd) ** 2)
+        return cls(
+            mean=np.array(mean), covariance=known, learned=np.zeros_like(known), noise_variance=noise_sd**2, df=df
+        )
 
     @cached_property
-    def _plain(self) -> tuple[list[float], list[list[float]]]:
-        return self.mean.tolist(), self.unit_covariance.tolist()
+    def _plain(self) -> tuple[list[float], list[list[float]], list[list[float]]]:
+        return self.mean.tolist(), self.covariance.tolist(), self.learned.tolist()
 
-    def at(self, row: Row) -> tuple[float, float]:
-        """Return the mean of row·b and its variance, GiB squared, without the noise of a new point."""
-        mean, covariance = self._plain
+    def at(self, row: Row, extra_variance: float = 0.0) -> StudentT:
+        """Return the prediction of a new point, GiB, with further variance that nothing here accounts for."""
+        mean, covariance, learned = self._plain
         live = [(i, x) for i, x in enumerate(row) if x]
-        value = unit = 0.0
+        value, variance, unsure = 0.0, 0.0, self.noise_variance
         for i, x in live:
             value += x * mean[i]
-            line = covariance[i]
+            line, of_points = covariance[i], learned[i]
             for j, y in live:
-                unit += x * y * line[j]
-        return value, max(0.0, unit) * self.noise_variance
+                variance += x * y * line[j]
+                unsure += x * y * of_points[j]
+        total = max(0.0, variance) + self.noise_variance + extra_variance
+        return StudentT(value, sqrt(total), self.df * max(1.0, total / unsure) ** 2)
 
     def with_points(self, rows: Matrix, values: Vector, weights: Vector) -> Belief:
-        """Update with all points; from four on, a Student-t weighs down those far out."""
+        """Update with all points; from four on, a Student-t weighs down those far out.
+
+        Noise and coefficients are found in turn, a few fixed times: the noise is the mean square of what the points are
+        off the line, the line's own doubt at them included.
+        """
         if not len(values):
             return self
-        belief = self._updated(rows, values, weights)
-        for _ in range(3 if len(values) >= _ROBUST_FROM else 0):
-            misfit = (values - rows @ belief.mean) ** 2 * weights / self.noise_variance
-            belief = self._updated(rows, values, weights * (_ROBUST_DF + 1.0) / (_ROBUST_DF + misfit))
-        return belief
+        precision = np.linalg.inv(self.covariance)
+        pull, noise, robust = precision @ self.mean, self.noise_variance, np.ones_like(weights)
+        for _ in range(_STEPS):
+            scaled = weights * robust
+            covariance = np.linalg.inv(precision + rows.T @ ((scaled / noise)[:, None] * rows))
+            mean = covariance @ (pull + rows.T @ (scaled / noise * values))
+            squares = weights * ((values - rows @ mean) ** 2 + np.einsum("ij,jk,ik->i", rows, covariance, rows))
+            if len(values) >= _ROBUST_FROM:
+                robust = (_ROBUST_DF + 1.0) / (_ROBUST_DF + squares / self.noise_variance)
+            noise = (self.df * self.noise_variance + float(robust @ squares)) / (self.df + len(values))
+        told = rows.T @ ((scaled / noise)[:, None] * rows)
+        learned = covariance @ told @ covariance
+        df = self.df + len(values) - float(np.trace(covariance @ told))
+        return Belief(mean=mean, covariance=covariance, learned=learned, noise_variance=noise, df=max(self.df, df))
 
     def below(self, row: Row, bound: float) -> Belief:
         """Return the belief matched to the truncation row·b + noise <= bound."""
         direction = np.array(row)
-        along = self.unit_covariance @ direction
-        spread = sqrt((float(direction @ along) + 1.0) * self.noise_variance)
+        along = self.covariance @ direction
+        spread = sqrt(float(direction @ along) + self.noise_variance)
         mills, shrink = truncation((bound - float(direction @ self.mean)) / spread)
-        step = self.noise_variance / spread
         return Belief(
-            mean=self.mean - along * (step * mills),
-            unit_covariance=self.unit_covariance - np.outer(along, along) * (shrink * step / spread),
+            mean=self.mean - along * (mills / spread),
+            covariance=self.covariance - np.outer(along, along) * (shrink / spread**2),
+            learned=self.learned,
             noise_variance=self.noise_variance,
             df=self.df,
         )
-
-    def _updated(self, rows: Matrix, values: Vector, weights: Vector) -> Belief:
-        precision = np.linalg.inv(self.unit_covariance)
-        covariance = np.linalg.inv(precision + rows.T @ (weights[:, None] * rows))
-        mean = covariance @ (precision @ self.mean + rows.T @ (weights * values))
-        misfit = float(values @ (weights * (values - rows @ mean)) + self.mean @ precision @ (self.mean - mean))
-        df = self.df + len(values)
-        variance = (self.df * self.noise_variance + max(0.0, misfit)) / df
-        return Belief(mean=mean, unit_covariance=covariance, noise_variance=variance, df=df)
 
 
 def truncation(z: float) -> tuple[float, float]:

@@ -8,11 +8,19 @@ tensor parallel size, draft) are answered by the same line; any other change onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import hypot, inf, sqrt
 
+from kvyield_server.domain.capacity_change import (
+    NO_CHANGE,
+    SHIFT_SD_GIB,
+    UNKNOWN_SHIFT_SD_GIB,
+    VERSION_COST_SD,
+    Change,
+    Ratio,
+    dtype_ratio,
+)
 from kvyield_server.domain.deployment import (
     Key,
     agrees,
@@ -27,30 +35,14 @@ from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model, Scalar
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LinePosterior
-from kvyield_server.domain.scalars import as_number, first_given
+from kvyield_server.domain.scalars import as_number
 from kvyield_server.domain.student import StudentT
-from kvyield_server.domain.token_cost import QUANT_POLICIES, TokenCost, token_cost
+from kvyield_server.domain.token_cost import TokenCost, token_cost
 
 GIB = float(2**30)
 DISCRETE_NOISE = 0.0002
 SHARED_NOISE = 0.02
 
-SHIFT_SD_GIB: Mapping[str, float] = {
-    "version": 1.0,
-    "batched_tokens": 1.0,
-    "graphs": 1.0,
-    "eager": 1.0,
-    "compile_cache": 1.0,
-    "sequences": 0.05,
-    "running_requests": 1.0,
-    "state_slots": 1.0,
-    "length": 0.05,
-    "attention": 0.05,
-    "page": 0.05,
-    "kv_dtype": 0.05,
-}
-UNKNOWN_SHIFT_SD_GIB = 2.0
-VERSION_COST_SD = 0.02
 MOST_CHANGES_KEPT = 256
 
 
@@ -68,14 +60,6 @@ class Noise:
     def sd(self, value: float) -> float:
         """Return the standard deviation of a pool of about ``value``."""
         return hypot(self.rounding + self.relative * max(value, 0.0), self.boot)
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """A figure with a relative standard deviation."""
-
-    value: float
-    relative_sd: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,7 +205,7 @@ class CapacityLine:
         before = self._cost
         after = token_cost(self.model.facts, self.engine, flags, self.gpu_count)
         if before is None or after is None:
-            return _dtype_ratio(self.flags, flags) if changed <= {"kv_dtype"} else Ratio(1.0, 0.5)
+            return dtype_ratio(self.flags, flags) if changed <= {"kv_dtype"} else Ratio(1.0, 0.5)
         doubt = 0.0 if changed <= {"kv_dtype", "tp"} else hypot(before.relative_sd, after.relative_sd)
         return Ratio(before.bytes_per_token / after.bytes_per_token, doubt)
 
@@ -239,27 +223,6 @@ def _times(value: StudentT, ratio: Ratio) -> StudentT:
     """Return a distribution times a figure that is itself doubtful."""
     scale = hypot(value.scale, value.loc * ratio.relative_sd)
     return StudentT(value.loc, scale, value.df).scaled(ratio.value)
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """What a change of flags does: a ratio on tokens, doubt about w in GiB, and a shift of the zero crossing."""
-
-    ratio: Ratio
-    shift_sd_gib: float
-    fraction_shift: float
-
-    @property
-    def is_none(self) -> bool:
-        return self.ratio.value == 1.0 and self.ratio.relative_sd == 0.0
-
-    def widened(self, shift_sd_gib: float, relative_sd: float) -> Change:
-        """Return the change with further doubt about w, GiB, and about the price of a token."""
-        ratio = Ratio(self.ratio.value, hypot(self.ratio.relative_sd, relative_sd))
-        return Change(ratio, hypot(self.shift_sd_gib, shift_sd_gib), self.fraction_shift)
-
-
-NO_CHANGE = Change(Ratio(1.0, 0.0), 0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,30 +274,3 @@ class CapacityAlong:
         if value is None or in_memory or self.change.is_none:
             return value
         return _times(value, self.change.ratio)
-
-
-def _dtype_ratio(before: Flags, after: Flags) -> Ratio:
-    """Without a config, 8-bit KV is taken to hold 1.5 to 2 times the tokens of 16-bit, 4-bit three to four times."""
-    old, new = _density(before), _density(after)
-    if old is None or new is None:
-        return Ratio(1.0, 0.5)
-    return Ratio(1.0, 0.05) if old == new else Ratio(new / old, 0.08)
-
-
-def _density(flags: Flags) -> float | None:
-    """Return tokens per byte relative to 16-bit KV, None for a word that says nothing known."""
-    named = first_given(flags, "kv_cache_dtype", "quant_policy")
-    word = str(named if named is not None else "auto").lower()
-    word = QUANT_POLICIES.get(word, word)
-    known = {
-        "fp8": 1.9,
-        "int8": 1.9,
-        "fp4": 3.5,
-        "int4": 3.5,
-        "bf": 1.0,
-        "fp16": 1.0,
-        "float16": 1.0,
-        "half": 1.0,
-        "auto": 1.0,
-    }
-    return next((density for part, density in known.items() if part in word), None)

@@ -234,13 +234,19 @@ def _fitted(
 
 
 def _steepest(setting: Setting, prior: CapacityPrior, counts_tokens: bool) -> float | None:
-    """Return the slope that the whole card would give, in the line's unit per 1.0 of the fraction."""
+    """Return the slope that the whole card would give, in the line's unit per 1.0 of the fraction.
+
+    Where states share the memory in a way that the config does not tell, it may be steeper by that doubt.
+    """
     card = usable_memory(setting.hardware) or prior.base
     if card is None:
         return None
     if not counts_tokens:
         return card.gib
-    return None if prior.tokens_per_gib is None else card.gib * prior.tokens_per_gib.value
+    if prior.tokens_per_gib is None:
+        return None
+    doubt = 2.0 * prior.tokens_per_gib.relative_sd if keeps_states(setting.model) else 0.0
+    return card.gib * prior.tokens_per_gib.value * (1.0 + doubt)
 
 
 def _confounded(evidence: tuple[Evidence, ...], kept: Readings, reason: str) -> _Outcome:

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 
-from kvyield_server.domain.capacity import GIB, Ratio
+from kvyield_server.domain.capacity import GIB
+from kvyield_server.domain.capacity_change import Ratio
 from kvyield_server.domain.devices import LOGGED_SD, MemoryFigure, free_before_load, usable_memory
 from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.fraction_share import is_sized_after_capture, share_of

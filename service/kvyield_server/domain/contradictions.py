@@ -87,7 +87,8 @@ def _pair_contradiction(left: Reading, right: Reading, *, is_shared: bool, steep
         unequal = abs(rise) > max(slack * largest, 6.0 * max(left.sd, right.sd))
         return f"equal fractions gave pools {100 * abs(rise) / max(largest, 1e-9):.1f} % apart" if unequal else None
     scatter = slack * largest if is_shared else 6.0 * (left.sd + right.sd)
-    if rise < -scatter or (rise < 0.0 and run >= 0.004 and not is_shared):
+    is_exact = not is_shared and left.sd + right.sd < DISCRETE_REPEAT * largest
+    if rise < -scatter or (rise < 0.0 and run >= 0.004 and is_exact):
         return "the pool fell while the fraction rose"
     if steepest is not None and (rise - scatter) / run > STEEPEST * steepest:
         return f"the pool rose {rise / run / steepest:.1f} times as fast as the card's memory allows"

@@ -11,9 +11,9 @@ Flags are taken as differences from a reference start, so that a flag which neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf, sqrt
+from math import inf
 from typing import Protocol
 
 import numpy as np
@@ -21,11 +21,11 @@ import numpy as np
 from kvyield_server.domain.belief import Belief, Matrix, Row, Vector
 from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.engine_version import parse_version
-from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.fraction_share import fraction_share, is_amd, is_sized_after_capture
+from kvyield_server.domain.free_memory_evidence import alike
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Outcome, Phase, Scalar
+from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation
 from kvyield_server.domain.request_table import SPECULATIVE_REQUESTS, PoolAlong, RequestTable, request_table
 from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.student import StudentT
@@ -36,7 +36,6 @@ _FIRST, _LAST = 0.25, 0.75
 _NOISE_GIB = 0.14
 _UNIFIED_NOISE = 0.02
 _PRIOR_DF = 4.0
-_LARGEST_GIB = 1e5
 _UNSEEN_CHANGE_GIB = 0.4
 _FIXED_GIB, _FIXED_SD_GIB = 1.35, 2.0
 _GRAPHS_GIB, _GRAPHS_SD_GIB = 1.15, 0.6
@@ -134,9 +133,7 @@ class FreeMemoryAlong:
         """Return GiB free on the fullest GPU when the server is ready; None when nothing tells the card's memory."""
         if self.belief is None:
             return None
-        mean, variance = self.belief.at(self.row(fraction))
-        scale = sqrt(variance + self.belief.noise_variance + self.unseen_variance)
-        return StudentT(self.known_gib(fraction) + mean, scale, self.belief.df)
+        return self.belief.at(self.row(fraction), self.unseen_variance).shifted(self.known_gib(fraction))
 
     def known_gib(self, fraction: float) -> float:
         """Return the part that is arithmetic: what the fraction leaves of the base, less the request table."""
@@ -148,14 +145,17 @@ class FreeMemoryAlong:
         """Return what the coefficients are multiplied with."""
         return 1.0, self._budget(fraction)[1], 1.0 - self.share * fraction, *self.graphs
 
-    def rows(self, fractions: Vector) -> tuple[Matrix, Vector]:
-        """Return ``row`` and ``known_gib`` of many fractions; the budget is a straight line, told by two points."""
-        full = _straight(self.pool.budget_gib, fractions)
+    def rows(self, fractions: Vector, lent: Vector) -> tuple[Matrix, Vector]:
+        """Return ``row`` and ``known_gib`` of many fractions, ``lent`` GiB of the base being a neighbour's at each.
+
+        The budget is a straight line, told by two points.
+        """
+        full = _straight(self.pool.budget_gib, fractions) - lent * self.share * fractions
         taken = full if self.cap_gib is None else np.minimum(full, self.cap_gib)
         ones, left = np.ones_like(fractions), 1.0 - self.share * fractions
         rows = np.column_stack((ones, taken, left, self.graphs[0] * ones, self.graphs[1] * ones))
         base = self.base.loc if self.base is not None else 0.0
-        return rows, base * left + full - taken - self.table.gibs(self.pool, fractions)
+        return rows, (base - lent) * left + full - taken - self.table.gibs(self.pool, fractions)
 
     def _budget(self, fraction: float) -> tuple[float, float]:
         """Return the pool's budget, GiB, and what it takes of that when a flag caps it."""
@@ -191,9 +191,10 @@ def _straight(line: Callable[[float], float | None], fractions: Vector) -> Vecto
 def _fitted(line: FreeMemoryLine, starts: Sequence[Observation], prior: Belief) -> Belief:
     points: list[tuple[Matrix, Vector, Vector]] = []
     bounds: list[tuple[Matrix, Vector]] = []
-    for along, readings in _alike(line, starts):
-        fractions, gib, is_point = (np.array(column) for column in zip(*readings, strict=True))
-        rows, known = along.rows(fractions)
+    for flags, readings in alike(line.engine, starts):
+        along = line.along(flags, line.capacity.along(flags))
+        fractions, lent, gib, is_point = (np.array(column) for column in zip(*readings, strict=True))
+        rows, known = along.rows(fractions, lent)
         left = gib - known
         weight = prior.noise_variance / (prior.noise_variance + along.unseen_variance)
         points.append((rows[is_point], left[is_point], np.full(int(is_point.sum()), weight)))
@@ -205,38 +206,6 @@ def _fitted(line: FreeMemoryLine, starts: Sequence[Observation], prior: Belief) 
         for row, value in zip(bounded.tolist(), highest.tolist(), strict=True):
             belief = belief.below(tuple(row), value)
     return belief
-
-
-def _alike(
-    line: FreeMemoryLine, starts: Sequence[Observation]
-) -> Iterable[tuple[FreeMemoryAlong, list[tuple[float, float, bool]]]]:
-    """Yield the line under each set of flags with (fraction, GiB, is a point) of the starts that had them."""
-    name = NAMES[line.engine].fraction
-    alike: dict[tuple[tuple[str, Scalar], ...], tuple[Flags, list[tuple[float, float, bool]]]] = {}
-    for start in starts:
-        reading, fraction = _reading(start), fraction_of(start)
-        if reading is None or fraction is None:
-            continue
-        key = tuple({**start.flags, name: None}.items())
-        alike.setdefault(key, (start.flags, []))[1].append((fraction, *reading))
-    for flags, readings in alike.values():
-        yield line.along(flags, line.capacity.along(flags)), readings
-
-
-def _reading(start: Observation) -> tuple[float, bool] | None:
-    """Return GiB free at ready and whether it is a point (True) or an upper bound (False)."""
-    ready, pool_end = (
-        value if value is not None and abs(value) < _LARGEST_GIB else None
-        for value in (start.measurements.free_at_ready_gib, start.measurements.free_at_pool_end_gib)
-    )
-    phase = start.failure.phase if start.failure else Phase.UNKNOWN
-    if start.outcome is Outcome.OOM_STARTUP:
-        return (0.0, False) if phase is not Phase.LOAD else None
-    if start.outcome not in (Outcome.READY, Outcome.OOM_RUNTIME):
-        return None
-    if ready is not None and ready != pool_end:
-        return ready, True
-    return (pool_end, False) if pool_end is not None else None
 
 
 def _prior(line: FreeMemoryLine, base: StudentT, starts: Sequence[Observation]) -> Belief:

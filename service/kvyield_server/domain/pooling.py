@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
 
-from kvyield_server.domain.capacity import SHIFT_SD_GIB, UNKNOWN_SHIFT_SD_GIB, VERSION_COST_SD, Ratio
+from kvyield_server.domain.capacity_change import SHIFT_SD_GIB, UNKNOWN_SHIFT_SD_GIB, VERSION_COST_SD, Ratio
 from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
 from kvyield_server.domain.deployment import Key, differing_fields

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, hypot, log
 
-from kvyield_server.domain.capacity import CapacityLine, Ratio
+from kvyield_server.domain.capacity import CapacityLine
+from kvyield_server.domain.capacity_change import Ratio
 from kvyield_server.domain.devices import MemoryFigure
 from kvyield_server.domain.evidence import Evidence
 
