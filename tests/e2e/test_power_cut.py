@@ -18,7 +18,7 @@ POSTS, CLIENTS = 2_000, 8
 
 def body(number: int) -> dict[str, Any]:
     """Return the start of one number."""
-    return start(id=f"0197b0a0-0000-7000-8000-{number:012}", host=f"gpu-{number % 50:02}", log_excerpt=str(number))
+    return start(id=f"0197b0a0-0000-7000-8000-{number:012}", host=f"gpu-{number}")
 
 
 def post_all(server: Server, numbers: range, acknowledged: list[int], enough: threading.Event) -> None:
@@ -41,7 +41,7 @@ def ledger(client: httpx.Client) -> list[int]:
     query: dict[str, Any] = {"page_size": 500}
     while True:
         page = client.get("/observations", params=query).json()
-        numbers += [int(item["log_excerpt"]) for item in page["items"]]
+        numbers += [int(item["host"].removeprefix("gpu-")) for item in page["items"]]
         if page["next_page_token"] is None:
             return numbers
         query["page_token"] = page["next_page_token"]

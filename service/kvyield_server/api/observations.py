@@ -52,14 +52,14 @@ async def post_observation(request: Request[Any, Any, Any], data: JSONBody[Obser
 
 @get("/observations", operation_id="list_observations", opt={**READS, QUERY: ObservationsQuery})
 async def list_observations(request: Request[Any, Any, Any]) -> Response[Page[ObservationOut]]:
-    """List observations, newest first."""
+    """List observations, newest first, without their log excerpts: GET /observations/{observation_id} has those."""
     query, token_id = query_of(request, ObservationsQuery), bound_to(request)
     where, after = where_of(query, token_id), key_of(query.page_token)
 
     def work(uow: UnitOfWork) -> Page[ObservationOut]:
         if query.pair_id is not None:
             require_own_pair(uow, query.pair_id, token_id)
-        return page_of(uow.observations.page(where, after, query.page_size), from_domain)
+        return page_of(uow.observations.page(where, after, query.page_size, with_logs=False), from_domain)
 
     return await answered(request, work, seen_by=token_id)
 

@@ -189,14 +189,19 @@ class MemoryObservations:
         found = self._state.digests.get(content_digest)
         return None if found is None else self._state.observations[found]
 
-    def page(self, where: ObservationFilter, after: PageKey | None, size: int) -> Page[StoredObservation]:
+    def page(
+        self, where: ObservationFilter, after: PageKey | None, size: int, *, with_logs: bool = True
+    ) -> Page[StoredObservation]:
         found = [row for row in self._state.observations.values() if _is_wanted(row, where)]
-        return page_of(found, after, size, observation_key)
+        page = page_of(found, after, size, observation_key)
+        return page if with_logs else replace(page, items=tuple(map(_without_log, page.items)))
 
-    def of_pair(self, pair_id: UUID, include_retracted: bool = False) -> tuple[StoredObservation, ...]:
+    def of_pair(
+        self, pair_id: UUID, include_retracted: bool = False, newest: int | None = None
+    ) -> tuple[StoredObservation, ...]:
         where = ObservationFilter(pair_id=pair_id, include_retracted=include_retracted)
-        found = self.page(where, None, len(self._state.observations)).items
-        return tuple(replace(row, observation=replace(row.observation, log_excerpt=None)) for row in found)
+        size = len(self._state.observations) if newest is None else newest
+        return self.page(where, None, size, with_logs=False).items
 
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
         refuse_unstorable(reason)
@@ -217,6 +222,10 @@ class MemoryObservations:
         self._state.observations[observation_id] = replace(stored, observation=extended)
         self._state.refresh(stored.pair_id)
         return True
+
+
+def _without_log(row: StoredObservation) -> StoredObservation:
+    return replace(row, observation=replace(row.observation, log_excerpt=None))
 
 
 def _is_wanted(row: StoredObservation, where: ObservationFilter) -> bool:

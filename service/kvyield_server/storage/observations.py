@@ -117,15 +117,22 @@ class SqlObservations:
         """Return the observations with these ids, in no order."""
         return self._load(_ALL.where(_it.id.in_(ids)))
 
-    def page(self, where: ObservationFilter, after: PageKey | None, size: int) -> Page[StoredObservation]:
-        query = newest_first(_ALL.where(*_conditions(where)), _it.observed_at, _it.id, after, size)
+    def page(
+        self, where: ObservationFilter, after: PageKey | None, size: int, *, with_logs: bool = True
+    ) -> Page[StoredObservation]:
+        chosen = _ALL if with_logs else _WITHOUT_LOG
+        query = newest_first(chosen.where(*_conditions(where)), _it.observed_at, _it.id, after, size)
         return cut(self._load(query), size, observation_key)
 
-    def of_pair(self, pair_id: UUID, include_retracted: bool = False) -> tuple[StoredObservation, ...]:
+    def of_pair(
+        self, pair_id: UUID, include_retracted: bool = False, newest: int | None = None
+    ) -> tuple[StoredObservation, ...]:
         where = ObservationFilter(pair_id=pair_id, include_retracted=include_retracted)
-        query = _WITHOUT_LOG.where(*_conditions(where)).order_by(_it.observed_at.desc(), _it.id.desc())
+        query = _WITHOUT_LOG.where(*_conditions(where)).order_by(_it.observed_at.desc(), _it.id.desc()).limit(newest)
         rows = self._connection.execute(query).mappings().all()
-        of_pair = select(tables.verification).join(tables.observation).where(_it.pair_id == pair_id)
+        since = rows[-1]["observed_at"] if rows else None
+        of_pair = select(tables.verification).join(tables.observation)
+        of_pair = of_pair.where(_it.pair_id == pair_id, _it.observed_at >= since)
         return tuple(self._assemble(rows, of_pair))
 
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:

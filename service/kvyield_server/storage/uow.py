@@ -94,11 +94,16 @@ class ObservationRepository(Protocol):
     def by_digest(self, content_digest: str) -> StoredObservation | None:
         """Return the observation with that content."""
 
-    def page(self, where: ObservationFilter, after: PageKey | None, size: int) -> Page[StoredObservation]:
+    def page(
+        self, where: ObservationFilter, after: PageKey | None, size: int, *, with_logs: bool = True
+    ) -> Page[StoredObservation]:
         """Return observations by (observed_at, id), newest first; rows that arrive meanwhile never shift a page."""
 
-    def of_pair(self, pair_id: UUID, include_retracted: bool = False) -> tuple[StoredObservation, ...]:
-        """Return all observations of a pair, newest first, without their log excerpts: no fit needs those."""
+    def of_pair(
+        self, pair_id: UUID, include_retracted: bool = False, newest: int | None = None
+    ) -> tuple[StoredObservation, ...]:
+        """Return the observations of a pair, all or that many, newest first; without their log excerpts, which no fit
+        needs."""
 
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
         """Mark an observation as not to be believed. A second retraction changes nothing: the first reason stays."""

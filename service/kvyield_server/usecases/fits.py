@@ -12,12 +12,15 @@ from threading import Lock
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from kvyield_server.domain.answers import Caution
 from kvyield_server.domain.observation import Observation
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.fit import PairFit
+    from kvyield_server.domain.fit import DeploymentFit, PairFit
+
+MOST_STARTS, MOST_LENT, MOST_TRANSFERS = 2_000, 200, 2_000
 
 Revisions = tuple[tuple[UUID, int], ...]
 Key = tuple[UUID, Revisions, str]
@@ -29,6 +32,7 @@ class Evidence:
 
     observations: tuple[Observation, ...]
     transfers: tuple[Observation, ...]
+    left_out: int = 0
 
 
 class FitCache:
@@ -81,18 +85,26 @@ def revisions(uow: UnitOfWork, model: str) -> Revisions:
 
 
 def evidence_of(uow: UnitOfWork, pair: Pair) -> Evidence:
-    """Load the evidence of a pair; retracted observations are left out."""
-    return Evidence(_starts(uow, pair), transfers_to(uow, pair.model.name, pair.id))
+    """Load the evidence of a pair: its newest starts, so that a large pair is fitted as quickly as any; retracted
+    observations are left out."""
+    starts = _starts(uow, pair, MOST_STARTS)
+    left_out = max(0, pair.observation_count - len(starts))
+    return Evidence(starts, transfers_to(uow, pair.model.name, pair.id), left_out)
 
 
 def transfers_to(uow: UnitOfWork, model: str, pair_id: UUID | None) -> tuple[Observation, ...]:
-    """Load the starts of a model on all hardware but one pair's."""
+    """Load the newest starts of a model on all hardware but one pair's."""
     others = [pair for pair in uow.pairs.of_model(model) if pair.id != pair_id]
-    return tuple(start for pair in others for start in _starts(uow, pair))
+    found: list[Observation] = []
+    for pair in others:
+        found += _starts(uow, pair, min(MOST_LENT, MOST_TRANSFERS - len(found)))
+        if len(found) >= MOST_TRANSFERS:
+            break
+    return tuple(found)
 
 
-def _starts(uow: UnitOfWork, pair: Pair) -> tuple[Observation, ...]:
-    return tuple(_completed(stored.observation, pair) for stored in uow.observations.of_pair(pair.id))
+def _starts(uow: UnitOfWork, pair: Pair, most: int) -> tuple[Observation, ...]:
+    return tuple(_completed(stored.observation, pair) for stored in uow.observations.of_pair(pair.id, newest=most))
 
 
 def _completed(start: Observation, pair: Pair) -> Observation:
@@ -113,4 +125,15 @@ def _first(given: bool | None, known: bool | None) -> bool | None:
 def _fit(evidence: Evidence) -> PairFit:
     from kvyield_server.domain.fit import PairEvidence, fit_pair  # noqa: PLC0415 - scipy loads at the first fit
 
-    return fit_pair(PairEvidence(evidence.observations, evidence.transfers))
+    fit = fit_pair(PairEvidence(evidence.observations, evidence.transfers))
+    if not evidence.left_out:
+        return fit
+    used, all_starts = len(evidence.observations), len(evidence.observations) + evidence.left_out
+    detail = f"Of the pair's {all_starts} starts the newest {used} were used; older ones count no more."
+    warning = Caution(code="newest_starts_only", detail=detail)
+    return replace(fit, deployments=tuple(_warned(deployment, warning) for deployment in fit.deployments))
+
+
+def _warned(deployment: DeploymentFit, warning: Caution) -> DeploymentFit:
+    summary = replace(deployment.summary, warnings=(*deployment.summary.warnings, warning))
+    return replace(deployment, summary=summary)
