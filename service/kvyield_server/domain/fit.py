@@ -37,7 +37,7 @@ from kvyield_server.domain.evidence import Label, Use, classify
 from kvyield_server.domain.fit_summary import CHANGED, basis_kind, not_enough, parameters, warnings_of, whole_pages
 from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
 from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
-from kvyield_server.domain.model_facts import read_shape
+from kvyield_server.domain.model_facts import keeps_states, read_shape
 from kvyield_server.domain.observation import (
     Engine,
     EngineName,
@@ -151,7 +151,7 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
 def _member(group: Group, setting: Setting, transfers: Sequence[Observation]) -> Member:
     prior = physics_prior(setting, group.starts, transfers)
     found = tuple(classify(start) for start in group.starts)
-    return Member(group.key, setting, found, prior, fit_capacity(setting, found, prior))
+    return Member(group.key, setting, found, prior, fit_capacity(setting, found, prior), keeps_states(setting.model))
 
 
 def _pooled(group: Group, member: Member, members: Sequence[Member]) -> DeploymentFit:

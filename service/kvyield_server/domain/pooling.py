@@ -15,7 +15,6 @@ from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
 from kvyield_server.domain.deployment import Key, differing_fields
 from kvyield_server.domain.evidence import Evidence
-from kvyield_server.domain.model_facts import keeps_states
 from kvyield_server.domain.regression import Anchor, SlopePrior
 from kvyield_server.domain.token_cost import counts_alike, token_cost
 
@@ -36,6 +35,7 @@ class Member:
     found: tuple[Evidence, ...]
     prior: CapacityPrior
     fit: CapacityFit
+    is_hybrid: bool
 
 
 def pooled_prior(own: CapacityPrior, member: Member, others: Sequence[Member]) -> CapacityPrior:
@@ -82,9 +82,8 @@ def _price_ratio(member: Member, other: Member) -> Ratio | None:
 def count_alike(member: Member, other: Member) -> bool:
     """Tell whether both mean the same by pool tokens: of vLLM's hybrids not across a change of their definition."""
     here, there = member.setting, other.setting
-    is_hybrid = keeps_states(here.model)
     same_length = "length" not in differing_fields(member.key, other.key)
-    return counts_alike(here.engine, there.engine, hybrid=is_hybrid) and (same_length or not is_hybrid)
+    return counts_alike(here.engine, there.engine, hybrid=member.is_hybrid) and (same_length or not member.is_hybrid)
 
 
 def _anchors(member: Member, others: Sequence[Member], own: CapacityPrior) -> Iterable[Anchor]:
