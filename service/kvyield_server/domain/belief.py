@@ -79,7 +79,7 @@ class Belief:
             scaled = weights * robust
             covariance = np.linalg.inv(precision + rows.T @ ((scaled / noise)[:, None] * rows))
             mean = covariance @ (pull + rows.T @ (scaled / noise * values))
-            squares = weights * ((values - rows @ mean) ** 2 + np.einsum("ij,jk,ik->i", rows, covariance, rows))
+            squares = weights * ((values - rows @ mean) ** 2 + np.add.reduce((rows @ covariance) * rows, axis=1))
             if len(values) >= _ROBUST_FROM:
                 robust = (_ROBUST_DF + 1.0) / (_ROBUST_DF + squares / self.noise_variance)
             noise = (self.df * self.noise_variance + float(robust @ squares)) / (self.df + len(values))

@@ -20,11 +20,17 @@ from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.refusals import raised, refused_up_to
 from kvyield_server.domain.regression import Anchor, SlopePrior
 from kvyield_server.domain.scalars import as_number
-from kvyield_server.domain.token_cost import kv_element_bytes, speculation, token_cost
+from kvyield_server.domain.token_cost import (
+    has_states_of_their_own,
+    kv_element_bytes,
+    speculation,
+    token_cost,
+)
 from kvyield_server.domain.weights import weights_gib_per_gpu
 
 PRINTED_SD_GIB = 0.003
 GRAPHS_GIB, GRAPHS_SD_GIB = 1.5, 0.8
+STATES_SD_GIB = 3.0
 TRANSFER_SD = 0.005
 NEWEST = 32
 LEAST_RATIO_SD = 0.0002
@@ -163,10 +169,12 @@ def _pool_gib(start: Observation) -> float | None:
 def _loaded_ratio(start: Observation) -> Ratio | None:
     """Return the ratio from SGLang's free memory before and after load: rest = A - T (1 - f).
 
-    A pool that was sized after graphs were captured is not what is left after load.
+    A pool that was sized after graphs were captured, or beside states of a size of their own, is not what is left then.
     """
     tokens, (before, after, fraction) = _tokens(start), _loads(start)
-    if tokens is None or before is None or after is None or fraction is None or is_sized_after_capture(start.flags):
+    if tokens is None or before is None or after is None or fraction is None:
+        return None
+    if is_sized_after_capture(start.flags) or has_states_of_their_own(start.model, start.flags):
         return None
     budget = after - before * (1.0 - fraction)
     if budget <= 0.05:
@@ -263,9 +271,11 @@ def _logged_anchor(start: Observation) -> Anchor | None:
     before, after, _ = _loads(start)
     if before is None or after is None or not 0.0 < after < before:
         return None
-    graphs, graphs_sd = (GRAPHS_GIB, GRAPHS_SD_GIB) if is_sized_after_capture(start.flags) else (0.0, 0.0)
+    graphs, more_sd = (GRAPHS_GIB, GRAPHS_SD_GIB) if is_sized_after_capture(start.flags) else (0.0, 0.0)
+    if has_states_of_their_own(start.model, start.flags):
+        more_sd = hypot(more_sd, STATES_SD_GIB)
     doubt = hypot(LOGGED_SD * after / before, PRINTED_SD_GIB * sqrt(2.0) / before)
-    return Anchor(1.0 - (after - graphs) / before, hypot(doubt, graphs_sd / before))
+    return Anchor(1.0 - (after - graphs) / before, hypot(doubt, more_sd / before))
 
 
 def _weight_anchor(

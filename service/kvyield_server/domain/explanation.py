@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from uuid import UUID
 
 from kvyield_server.domain.answers import Status
 from kvyield_server.domain.case import Case
@@ -11,6 +12,7 @@ from kvyield_server.domain.headroom import LogNormal
 from kvyield_server.domain.solution import Solution
 from kvyield_server.domain.window import HIGHEST_STEP, pool_estimate
 
+MOST_NAMED = 8
 _BINDING = {
     "pool": "even a fraction just below 1 does not hold the target",
     "free_memory": "the fraction that the target needs leaves no memory free",
@@ -70,18 +72,36 @@ def _physics(case: Case, solution: Solution) -> Iterator[str]:
 
 def _data(case: Case) -> Iterator[str]:
     summary = case.fit.summary
-    used = sum(1 for item in summary.evidence if item.use == "point") or len(summary.basis.observation_ids)
-    aside = [item for item in summary.evidence if item.use == "set_aside"]
-    bounds = sum(1 for item in summary.evidence if item.use == "bound")
-    parts = [f"{used} {'start is' if used == 1 else 'starts are'} on it"]
-    if bounds:
-        parts.append(f"{bounds} {'gives' if bounds == 1 else 'give'} only a bound")
-    if aside:
-        parts.append(f"{len(aside)} set aside ({'; '.join(sorted({item.reason for item in aside}))})")
-    if summary.evidence or summary.basis.observation_ids:
-        yield f"Evidence ({summary.basis.kind.value.replace('_', ' ')}): {', '.join(parts)}."
-    else:
-        yield f"Evidence: {summary.basis.kind.value.replace('_', ' ')}; no start of this deployment was posted."
+    points = [item.observation_id for item in summary.evidence if item.use == "point"]
+    used = points or list(summary.basis.observation_ids)
+    kind = summary.basis.kind.value.replace("_", " ")
+    if not summary.evidence and not used:
+        yield f"Evidence: {kind}; no start of this deployment was posted."
+        return
+    parts = [f"{len(used)} {'start is' if len(used) == 1 else 'starts are'} on it{_at(case, used)}"]
+    for use, words in (("bound", "only bounds it"), ("free_memory_only", "tells free memory only")):
+        parts.extend(_put_aside(case, use, words))
+    parts.extend(_put_aside(case, "set_aside", "was set aside"))
+    yield f"Evidence ({kind}): {'; '.join(parts)}."
+
+
+def _put_aside(case: Case, use: str, words: str) -> Iterator[str]:
+    """Yield each reason with the starts that it holds for."""
+    reasons: dict[str, list[UUID]] = {}
+    for item in case.fit.summary.evidence:
+        if item.use == use:
+            reasons.setdefault(item.reason, []).append(item.observation_id)
+    for reason, ids in reasons.items():
+        who = f"the start{_at(case, ids)}" if len(ids) == 1 else f"each of {len(ids)} starts{_at(case, ids)}"
+        yield f"{who} {words} ({reason})"
+
+
+def _at(case: Case, ids: Sequence[UUID]) -> str:
+    """Return at which fractions the named starts were, the newest few of them."""
+    wanted = set(ids)
+    starts = sorted((start for start in case.fit.starts if start.id in wanted), key=lambda start: start.observed_at)
+    fractions = [f"{start.fraction:.4g}" for start in starts if start.fraction is not None][-MOST_NAMED:]
+    return f" at {', '.join(fractions)}" if fractions and len(ids) <= MOST_NAMED else ""
 
 
 def _pool(case: Case, solution: Solution, status: Status) -> Iterator[str]:

@@ -7,6 +7,7 @@ SGLang 0.5.5 to 0.5.23 multiplies the fraction by 0.85 without a word where AMD'
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from kvyield_server.domain.engine_version import parse_version
 from kvyield_server.domain.flags import NAMES, positive
@@ -19,12 +20,18 @@ AITER_CONTEXT = 8192
 AITER_VERSIONS = ((0, 5, 5, 0), (0, 5, 23, 99))
 POST_CAPTURE = ("post_capture_kv_sizing", "enable_post_capture_kv_sizing", "sglang_enable_post_capture_kv_sizing")
 
+_POST_CAPTURE = frozenset(POST_CAPTURE)
 _AMD = re.compile(r"\b(amd|instinct|mi[23]\d\d[a-z]*)\b")
 
 
 def is_amd(hardware: Hardware) -> bool:
     """Tell whether the GPU is one of AMD's accelerators."""
-    return _AMD.search(hardware.gpu.lower()) is not None
+    return _is_named_amd(hardware.gpu)
+
+
+@lru_cache(maxsize=1024)
+def _is_named_amd(gpu: str) -> bool:
+    return _AMD.search(gpu.lower()) is not None
 
 
 def fraction_share(engine: Engine, flags: Flags, *, amd: bool, context_tokens: int | None) -> float:
@@ -52,4 +59,4 @@ def share_of(start: Observation) -> float:
 
 def is_sized_after_capture(flags: Flags) -> bool:
     """Tell whether SGLang sized the pool from what graphs had left, so that they move the pool."""
-    return any(name in flags for name in POST_CAPTURE) and is_on(first_given(flags, *POST_CAPTURE))
+    return not _POST_CAPTURE.isdisjoint(flags) and is_on(first_given(flags, *POST_CAPTURE))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from datetime import datetime
 
 from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.flags import NAMES
@@ -34,12 +33,11 @@ def _logged_base(engine: EngineName, starts: Sequence[Observation]) -> float | N
 
     Only SGLang sizes its pool from what was free: what its neighbours take they take of the rest alone.
     """
-    logged = (start.measurements.free_before_load_gib for start in sorted(starts, key=_time, reverse=True))
-    return next((value for value in logged if value is not None), None) if engine is EngineName.SGLANG else None
-
-
-def _time(start: Observation) -> datetime:
-    return start.observed_at
+    if engine is not EngineName.SGLANG:
+        return None
+    logged = [start for start in starts if start.measurements.free_before_load_gib is not None]
+    newest = max(logged, key=lambda start: (start.observed_at, start.id.int), default=None)
+    return None if newest is None else newest.measurements.free_before_load_gib
 
 
 def _lent(start: Observation, running_gib: float | None) -> float:
@@ -52,10 +50,7 @@ def _lent(start: Observation, running_gib: float | None) -> float:
 
 def _reading(start: Observation) -> tuple[float, bool] | None:
     """Return GiB free at ready and whether it is a point (True) or an upper bound (False)."""
-    ready, pool_end = (
-        value if value is not None and abs(value) < LARGEST_GIB else None
-        for value in (start.measurements.free_at_ready_gib, start.measurements.free_at_pool_end_gib)
-    )
+    ready, pool_end = _usable(start.measurements.free_at_ready_gib), _usable(start.measurements.free_at_pool_end_gib)
     phase = start.failure.phase if start.failure else Phase.UNKNOWN
     if start.outcome is Outcome.OOM_STARTUP:
         return (0.0, False) if phase is not Phase.LOAD else None
@@ -64,3 +59,7 @@ def _reading(start: Observation) -> tuple[float, bool] | None:
     if ready is not None and ready != pool_end:
         return ready, True
     return (pool_end, False) if pool_end is not None else None
+
+
+def _usable(gib: float | None) -> float | None:
+    return gib if gib is not None and abs(gib) < LARGEST_GIB else None

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import ceil, hypot
 
 from kvyield_server.domain.engine_version import Version, parse_version
-from kvyield_server.domain.model_facts import ModelShape, flat_facts, read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Facts, Flags
+from kvyield_server.domain.model_facts import ModelShape, flat_facts, keeps_states, read_shape
+from kvyield_server.domain.observation import Engine, EngineName, Facts, Flags, Model
 from kvyield_server.domain.parallel import ParallelLayout, parallel_layout
 from kvyield_server.domain.scalars import any_named, as_count, as_number, as_word, first_given, is_on
 
@@ -96,7 +96,7 @@ def token_cost(facts: Facts, engine: Engine, flags: Flags, gpu_count: int) -> To
     cost = TokenCost(target, FORMULA_SD)
     if not case.layout.is_known and case.shape.latent_width is None:
         cost = cost.times(1.0, INFERRED_LAYOUT_SD)
-    if case.shape.recurrent_layers:
+    if case.shape.recurrent_layers and not _is_pinned(flags):
         cost = cost.times(1.0, STATE_SPLIT_SD)
     if case.shape.is_hybrid and case.engine is EngineName.VLLM:
         cost = cost.times(1.0, HYBRID_SD)
@@ -170,9 +170,24 @@ def _scaled_latent(case: _Case) -> bool:
     return case.version is not None and case.version >= (0, 5, 23, 0) and "trtllm" not in backend
 
 
+def has_states_of_their_own(model: Model, flags: Flags) -> bool:
+    """Tell whether states take memory beside the pool that does not grow with it: w is then more than the weights.
+
+    Recurrent states do where their number is given or follows running requests, and with a draft; DeepSeek V4's always.
+    """
+    shape = read_shape(model.facts)
+    if not shape.recurrent_layers:
+        return keeps_states(model) and not shape.window_layers
+    return _is_pinned(flags) or bool(speculation(flags))
+
+
+def _is_pinned(flags: Flags) -> bool:
+    return is_on(flags.get("max_mamba_cache_size")) or is_on(flags.get("disable_radix_cache"))
+
+
 def _state_share(flags: Flags) -> float:
     """Return how many times a token's bytes leave the budget because recurrent states take their share of it."""
-    if is_on(flags.get("max_mamba_cache_size")) or is_on(flags.get("disable_radix_cache")):
+    if _is_pinned(flags):
         return 1.0
     ratio = as_number(flags.get("mamba_full_memory_ratio"))
     return 1.0 + (0.9 if ratio is None or ratio < 0 else min(ratio, 100.0))
