@@ -52,6 +52,9 @@ from kvyield_server.domain.pooling import Member, count_alike, pooled_prior
 from kvyield_server.domain.regime import newest_regime
 from kvyield_server.domain.request_table import flags_as_set
 
+MOST_RELATIVES = 64
+"""How many deployments lend to the others, the newest: with all of them, time would grow with their square."""
+
 
 @dataclass(frozen=True, slots=True)
 class PairEvidence:
@@ -155,7 +158,7 @@ def _member(group: Group, setting: Setting, transfers: Sequence[Observation]) ->
 
 
 def _pooled(group: Group, member: Member, members: Sequence[Member]) -> DeploymentFit:
-    others = [other for other in members if other is not member]
+    others = [other for other in members[: MOST_RELATIVES + 1] if other is not member]
     prior = pooled_prior(member.prior, member, others) if others else member.prior
     fit = member.fit if prior == member.prior else fit_capacity(member.setting, member.found, prior)
     if Label.CONFOUNDED not in fit.labels:
