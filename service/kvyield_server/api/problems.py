@@ -130,6 +130,8 @@ def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[
     problem = problem_of(error, ProblemContext.of(request))
     if problem.status == 500:
         log.error("unexpected_error", request_id=problem.request_id, path=problem.instance, exc_info=error)
+    if problem.status == 503:
+        log.warning("storage_unavailable", request_id=problem.request_id, path=problem.instance, cause=_cause(error))
     headers = _headers(request, problem.status)
     return Response(problem, status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers)
 
@@ -139,6 +141,12 @@ EXCEPTION_HANDLERS: ExceptionHandlersMap = {
     KvyieldError: answer_error,
     Exception: answer_error,
 }
+
+
+def _cause(error: Exception) -> str:
+    """Return what the database's driver said, without the statement that it was about."""
+    cause = error.__cause__ or error
+    return " ".join(str(getattr(cause, "orig", None) or cause).split())[:300]
 
 
 def _as_known(error: Exception) -> KvyieldError:

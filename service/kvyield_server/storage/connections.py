@@ -77,6 +77,7 @@ def engine_for(url: URL, use: Use) -> Engine:
     else:
         size, overflow = (1, 0) if use is Use.WRITE else (READERS // 4, READERS - READERS // 4)
         options = {"pool_size": size, "max_overflow": overflow, "pool_timeout": 10, "pool_pre_ping": True}
+    options["hide_parameters"] = True  # bodies stay out of the log
     options |= {"json_serializer": _json_text, "json_deserializer": msgspec.json.decode}
     return _sqlite_engine(url, use, options) if is_sqlite(url) else _postgres_engine(url, use, options)
 
