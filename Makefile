@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast check format serve migrate accuracy bench bench-list benchmarks-page wheels constraints clean
+.PHONY: help setup demo test test-fast test-pythons check format serve migrate accuracy bench bench-list benchmarks-page wheels constraints clean
 
 help: ## list the verbs (this text)
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ test: $(STAMP) ## the whole suite: SQLite, a real PostgreSQL, real HTTP
 
 test-fast: $(STAMP) ## the suite without the slow parts (faults, simulations)
 	$(BIN)/python -m pytest -m "not slow"
+
+test-pythons: $(STAMP) ## the client's tests on Python 3.10 to 3.13, each with the oldest dependencies allowed
+	$(BIN)/python tests/clients/matrix.py
 
 check: $(STAMP) ## format, lint, types, installed requirements
 	$(BIN)/ruff format --check .

@@ -10,8 +10,9 @@ import msgspec
 import pytest
 
 from kvyield import IncompleteError, SourceError
+from kvyield._bounds import LONGEST_EXCERPT
 from kvyield._secrets import looks_secret, redacted
-from kvyield.assemble import LONGEST_EXCERPT, Extras, assemble
+from kvyield.assemble import Extras, assemble
 from kvyield.engines import Sourced, Start
 from kvyield.modelconfig import find_model_config, kept_facts, read_model_config
 
@@ -152,7 +153,7 @@ def test_impossible_figures_are_left_out_and_reported() -> None:
     made = assemble(start(measurements=measured), Extras(options=options(gpu=GPU)))
     found = made.observation().measurements
     assert (found.pool_tokens, found.kv_cache_gib, found.free_at_ready_gib, found.graph_gib) == (None, 1.5, None, None)
-    assert len(made.contradictions) == 2
+    assert len(made.contradictions) == 3
 
 
 def test_failures_carry_phase_and_words_and_ready_starts_none() -> None:
@@ -206,6 +207,7 @@ def test_redaction_is_quick_on_hostile_text() -> None:
         "--" * 50_000,
         "token " * 20_000 + "'" + "\\" * 10_000,
         "://" + ":" * 50_000,
+        "0a" * 20_000,
     ):
         redacted(text)
     assert redacted("nothing to hide: tp_size=8") == "nothing to hide: tp_size=8"

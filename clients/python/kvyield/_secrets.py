@@ -27,7 +27,7 @@ _KEY_OWNERS = frozenset(_KEY_OWNER_WORDS.split())
 _TOKEN_OWNERS = frozenset(_OWNER_WORDS.split())
 _TEXT_TOKENS = frozenset(_PROSE_WORDS.split())
 _NAMED = re.compile(
-    r"""(?P<name>--[A-Za-z][\w-]*(?=[\s'"])|[A-Za-z_][\w-]*)(?P<between>['"]?\s*[=:]\s*|['"]\s*,\s*|(?<=\w)\s+)"""
+    r"""(?P<name>--[A-Za-z][\w-]{0,120}(?=[\s'"])|[A-Za-z_][\w-]{0,120})(?P<between>['"]?\s*[=:]\s*|['"]\s*,\s*|(?<=\w)\s+)"""
 )
 _VALUE = re.compile(r"""\[[^\]]*\]?|"(?:[^"\\]|\\.)*"?|'(?:[^'\\]|\\.)*'?|[^\s,;)}\]]+""")
 _SHAPES = (

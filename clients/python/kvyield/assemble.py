@@ -7,7 +7,6 @@ sources disagree, the first wins and the disagreement is reported.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timezone
@@ -17,11 +16,12 @@ from uuid import UUID
 import msgspec
 
 from kvyield import _wire
+from kvyield._bounds import LONGEST_MESSAGE, MOST_FLAGS, clean, excerpt_of, is_flag, is_possible, name_within
 from kvyield._errors import IncompleteError
 from kvyield._ids import start_id
 from kvyield._names import model_name, same_name, same_size
 from kvyield._parallel import gpu_count_of
-from kvyield._secrets import looks_secret, redacted
+from kvyield._secrets import redacted
 from kvyield.engines import Sourced, Start
 from kvyield.modelconfig import kept_facts
 
@@ -31,11 +31,6 @@ FRACTION_FLAG = {
     "tensorrt-llm": "free_gpu_memory_fraction",
     "lmdeploy": "cache_max_entry_count",
 }
-LONGEST_EXCERPT = 4096
-LONGEST_LINE = 500
-LONGEST_MESSAGE = 2000
-_POSITIVE = frozenset({"pool_tokens", "kv_cache_gib", "device_memory_gib", "prompt_tokens"})
-_SIGNED = frozenset({"available_kv_cache_gib"})
 _MEASUREMENTS = tuple(_wire.Measurements.__struct_fields__)
 _FAILURE = tuple(name for name in _wire.Failure.__struct_fields__ if name not in ("phase", "message"))
 
@@ -113,7 +108,7 @@ class _Assembly:
             "failure": self.failure(),
             "verifications": [],
             "recommendation_id": self.extras.recommendation_id,
-            "log_excerpt": _excerpt(self.start.excerpt),
+            "log_excerpt": excerpt_of(self.start.excerpt),
         }
         missing = tuple(_missing(draft))
         return Assembled(draft, self.sources, tuple(self.contradictions), missing)
@@ -183,7 +178,7 @@ class _Assembly:
         flags: dict[str, Any] = {}
         for name in [*self.start.flags, *(name for name in self.extras.flags if name not in self.start.flags)]:
             told = self.start.flags.get(name)
-            if looks_secret(name) or not _is_keepable(told.value if told else None):
+            if len(flags) == MOST_FLAGS or not is_flag(name, told.value if told else None):
                 continue
             given = self.extras.flags.get(name)
             value = self.chosen(f"flags.{name}", [told, given])
@@ -205,15 +200,15 @@ class _Assembly:
         message = self.chosen("failure.message", [told.get("message")])
         return {
             "phase": self.chosen("failure.phase", [told.get("phase")]) or "unknown",
-            "message": _clean(str(message))[:LONGEST_MESSAGE] if message else None,
+            "message": clean(str(message), LONGEST_MESSAGE) if message else None,
         } | {name: self.measured(f"failure.{name}", told.get(name)) for name in _FAILURE}
 
     def measured(self, path: str, told: Sourced | None) -> Any:
         name = path.rpartition(".")[2]
         value = told.value if told else None
-        if told is None or isinstance(value, bool | str) or value is None or not math.isfinite(value):
+        if told is None or isinstance(value, bool | str) or value is None:
             return None
-        if (value < 0 and name not in _SIGNED) or (value <= 0 and name in _POSITIVE):
+        if not is_possible(name, value):
             self.contradictions.append(f"{path}: {value} cannot be ({told.source}); left out")
             return None
         self.sources[path] = redacted(told.source)
@@ -234,7 +229,7 @@ class _Assembly:
         self, path: str, candidates: Iterable[Sourced | None], same: Callable[[Any, Any], bool] = lambda a, b: a == b
     ) -> Any:
         """The first value that is told; others that differ are reported, the configuration file's excepted."""
-        told = [one for one in candidates if one is not None and (one.value is not None or path.startswith("flags."))]
+        told = [one for one in candidates if one is not None and self.is_told(path, one)]
         if not told:
             return None
         first = told[0]
@@ -243,7 +238,15 @@ class _Assembly:
             if not same(first.value, other.value) and other not in self.extras.configured.values():
                 text = f"{path}: {first.value!r} ({first.source}) against {other.value!r} ({other.source})"
                 self.contradictions.append(redacted(text))
-        return first.value
+        is_name = isinstance(first.value, str) and not path.startswith(("flags.", "failure."))
+        return name_within(path, str(first.value)) if is_name else first.value
+
+    @staticmethod
+    def is_told(path: str, one: Sourced) -> bool:
+        """Whether a candidate says something that can be: for a flag also that it is off."""
+        if path.startswith("hardware.") and path.endswith(("_count", "_gib")):
+            return is_possible(path.removeprefix("hardware."), one.value)
+        return one.value is not None or path.startswith("flags.")
 
 
 def _only_one(card: Known) -> Sourced | None:
@@ -272,27 +275,3 @@ def _asked(path: str) -> str:
         name = path.removeprefix("flags.")
         return f"{name} (give --flag {name}=VALUE)"
     return f"{path} (give {options[path]})" if path in options else path
-
-
-def _is_keepable(value: _wire.Scalar) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
-    if isinstance(value, int):
-        return abs(value) < 2**63
-    return not isinstance(value, str) or 0 < len(value) <= 16_000
-
-
-def _excerpt(lines: Sequence[str]) -> str | None:
-    """The key lines, secrets and control signs removed, whole lines up to a few KB."""
-    kept: list[str] = []
-    size = 0
-    for line in (_clean(line)[:LONGEST_LINE] for line in lines):
-        size += len(line) + 1
-        if size > LONGEST_EXCERPT:
-            break
-        kept.append(line)
-    return "\n".join(kept) or None
-
-
-def _clean(text: str) -> str:
-    return "".join(sign for sign in redacted(text.rstrip()) if sign.isprintable() or sign in "\t\n")

@@ -13,7 +13,7 @@ from typing import Literal
 from kvyield.engines._failures import SPECIFIC, Problems
 from kvyield.engines._prefix import UNKNOWN_YEAR, Record
 from kvyield.engines._start import EngineName, Phase, Scalar, Sourced, Start
-from kvyield.engines._text import quote, source_of
+from kvyield.engines._text import message_of, quote, source_of
 
 EXCERPT_LINES = 40
 
@@ -103,6 +103,7 @@ class StartReader(ABC):
         self.surroundings = surroundings
         self.clock = Clock(surroundings.reference_time)
         self.problems = Problems()
+        self._noted: set[str] = set()
         self.phase: Phase = "load"
         self.opened = False  # the line with the arguments was seen
         self.started = False  # a line of the start-up itself was seen
@@ -143,9 +144,13 @@ class StartReader(ABC):
         return found
 
     def note(self, record: Record) -> None:
-        """Keep the line for the excerpt."""
+        """Keep the line for the excerpt, once however many ranks say it."""
         if len(self.start.excerpt) < EXCERPT_LINES:
-            self.start.excerpt.append(quote(record.text, 300))
+            line = quote(record.text, 300)
+            message = message_of(line)
+            if message not in self._noted:
+                self._noted.add(message)
+                self.start.excerpt.append(line)
 
     def flag(self, name: str, value: Scalar, source: str) -> None:
         """Set a flag; None is a flag known to be off."""

@@ -1,4 +1,4 @@
-"""Quoting of log lines: trimmed, and without secrets."""
+"""Quoting of log lines: trimmed, without secrets, and what two ranks' lines have in common."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ _SECRET = re.compile(
     r"(?i)((?:api[_\-]?key|token|secret|password|passwd|credential)[\w\-]{0,20}['\"]?\s{0,2}[=:]\s{0,2}|bearer )"
     r"('[^']{0,500}'?|\"[^\"]{0,500}\"?|\[[^\]]{0,500}\]?|[^\s,)&}]{1,500})"
 )
+_TIME_OR_RANK = re.compile(
+    r"(?i)\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,\d]*|\b\d\d-\d\d \d\d:\d\d:\d\d\b|\b[\d.]+ s(?:econds)?\b"
+    r"|\b(?:worker_?)?(?:tp|pp|dp|ep|cp|attn_\w\w)\d{1,4}\b|\b(?:rank|worker|pid)[ =:_]{0,2}\d{1,9}\b"
+)
 _HARMLESS = re.compile(r"(?i)None\b|\d+\b|True\b|False\b|''|\[\]")
 _TOKEN_COUNTS = re.compile(r"(?i)tokens|tokenizer|token_?id|token_usage|new-token|cached-token")
 
@@ -30,6 +34,11 @@ def quote(text: str, longest: int = LONGEST_MESSAGE) -> str:
     """The text on one line, without secrets, at most ``longest`` characters."""
     clean = without_secrets(text[: longest * 2]).strip()
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
+
+
+def message_of(text: str) -> str:
+    """The text without times and ranks: equal for lines that say one thing for several ranks."""
+    return _TIME_OR_RANK.sub("", text)
 
 
 def without_secrets(text: str) -> str:
