@@ -372,3 +372,20 @@ def test_an_interrupt_is_130_and_loses_nothing(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
     assert b"Traceback" not in errors
+
+
+def test_the_import_summary_fits_a_terminal(online: StandIn, tmp_path: Path) -> None:
+    """Columns that count nothing are left out, zeros are dashes, and long names keep their beginning and their end."""
+    folder = tmp_path / ("a-long-folder-name-" * 4)
+    folder.mkdir()
+    for number in range(2):
+        (folder / f"sglang-{number}.log").write_text(LOG.replace("22:0", f"2{number}:0"))
+    (folder / "unfinished.log").write_text(LOG[:100])
+    result = run("import", str(folder), *FACTS)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80, result.stdout
+    [head] = [line for line in lines if "log" in line and "starts" in line]
+    assert head.split() == ["log", "starts", "stored", "unfinished"], result.stdout
+    rows = [line.split() for line in lines if "…" in line]
+    assert [counts for _, *counts in rows] == [["1", "1", "-"], ["1", "1", "-"], ["-", "-", "1"]]
+    assert rows[1][0].endswith("/sglang-1.log")

@@ -31,6 +31,15 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: s
     console.print(shown)
 
 
+def elided(text: str, longest: int) -> str:
+    """The text, its middle left out when it is too long: names differ at their ends."""
+    longest = max(longest, 12)
+    if len(text) <= longest:
+        return text
+    end = (longest - 1) * 2 // 3
+    return f"{text[: longest - 1 - end]}…{text[-end:]}"
+
+
 def tokens(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 

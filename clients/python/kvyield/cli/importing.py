@@ -18,7 +18,7 @@ import click
 from kvyield._errors import SourceError
 from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of
 from kvyield.cli._run import DONE, FAILED, REFUSED, say
-from kvyield.cli._tables import table
+from kvyield.cli._tables import elided, table
 
 if TYPE_CHECKING:
     from kvyield import _wire
@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 WORTH_A_PROCESS_BYTES = 4 * 2**20
 BATCH = 100
 SHOWN_FILES = 40
+WIDTH = 80
+FATES = ("starts", "stored", "known", "spooled", "refused", "lost", "incomplete", "unfinished")
 
 
 @click.command("import")
@@ -118,6 +120,11 @@ def _post(waiting: Sequence[tuple[str, _wire.Observation]], spool: Spool, client
         tally.settle(name, delivery)
 
 
+def _row(name: str, count: Counter[str], fates: Sequence[str]) -> tuple[str, ...]:
+    shown = elided(name, WIDTH - sum(len(fate) + 3 for fate in fates) - 2)
+    return (shown, *(f"{count[fate]:,}" if count[fate] else "-" for fate in fates))
+
+
 class _Tally:
     """Counts per file: starts, and what became of each."""
 
@@ -163,12 +170,13 @@ class _Tally:
                 say(f"kvyield: {number} start(s) {verb} posted: the logs do not tell {lack}; see the options for facts")
         if self._as_json:
             return
-        fates = ("starts", "stored", "known", "spooled", "refused", "lost", "incomplete", "unfinished")
-        rows = [(name, *(count[fate] or "" for fate in fates)) for name, count in self._counts.items()]
-        hidden = len(rows) - SHOWN_FILES
-        shown = rows[:SHOWN_FILES] + ([(f"... {hidden} more files",)] if hidden > 0 else [])
         total = sum(self._counts.values(), Counter())
-        table(("log", *(f">{fate}" for fate in fates)), [*shown, ("all", *(total[fate] for fate in fates))])
+        fates = [fate for fate in FATES if total[fate] or fate == "starts"]
+        counts = list(self._counts.items())
+        rows = [_row(name, count, fates) for name, count in counts[:SHOWN_FILES]]
+        hidden = len(counts) - SHOWN_FILES
+        rows += [(f"... {hidden} more files",)] if hidden > 0 else []
+        table(("log", *(f">{fate}" for fate in fates)), [*rows, _row("all", total, fates)])
 
     def exit_code(self, spooled: int, *, is_dry: bool) -> int:
         total = sum(self._counts.values(), Counter())
