@@ -124,3 +124,14 @@ def test_flags_are_taken_under_another_engines_names() -> None:
         "seed": 1,
     }
     assert translated(EngineName.TENSORRT_LLM, {"tp_size": 2}) == {"tp_size": 2}
+
+
+def test_signs_that_a_format_replaces_are_doubled(advice: Advice) -> None:
+    """Dollars and percents in a value reach the engine: compose, Kubernetes and systemd would replace them."""
+    odd = replace(advice, flags={"served_model_name": "a$(b)%c"}, model_name="m$x" + "y" * 200)
+    assert yaml.safe_load(render(odd, "compose"))["services"]["sglang"]["command"][-1] == "a$$(b)%c"
+    (container,) = yaml.safe_load(render(odd, "kubernetes"))["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1] == "a$$(b)%c"
+    assert "a$(b)%%c" in render(odd, "systemd")
+    [merged] = [line for line in render(odd, "systemd").splitlines() if line.startswith("# ExecStart=/")]
+    assert merged.endswith("m$$x" + "y" * 200 + "' $KVYIELD_FLAGS")

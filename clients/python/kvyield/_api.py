@@ -115,6 +115,10 @@ class Api:
         """A stored answer."""
         return self._send(_calls.recommendation(recommendation_id))
 
+    def recommendation_text(self, recommendation_id: UUID | str, text_format: str) -> str:
+        """A stored answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""
+        return self._send(_calls.recommendation_text(recommendation_id, text_format))
+
     def calibration(self) -> dict[str, Any]:
         """How past advice turned out."""
         return self._send(_calls.calibration())
@@ -222,6 +226,10 @@ class AsyncApi:
     async def recommendation(self, recommendation_id: UUID | str) -> _wire.StoredRecommendation:
         """A stored answer."""
         return await self._send(_calls.recommendation(recommendation_id))
+
+    async def recommendation_text(self, recommendation_id: UUID | str, text_format: str) -> str:
+        """A stored answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""
+        return await self._send(_calls.recommendation_text(recommendation_id, text_format))
 
     async def calibration(self) -> dict[str, Any]:
         """How past advice turned out."""

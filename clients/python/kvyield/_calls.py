@@ -133,6 +133,11 @@ def recommendation(recommendation_id: UUID | str) -> Call[_wire.StoredRecommenda
     return Call("GET", path, _reader(_wire.StoredRecommendation))
 
 
+def recommendation_text(recommendation_id: UUID | str, text_format: str) -> Call[str]:
+    query = params({"format": None if text_format == "json" else text_format})
+    return Call("GET", f"/recommendations/{_segment(recommendation_id)}", _read_text, params=query)
+
+
 def calibration() -> Call[dict[str, Any]]:
     return Call("GET", "/calibration", _reader(dict[str, Any]))
 

@@ -181,7 +181,7 @@ def _args(advice: Advice) -> str:
 def _systemd(advice: Advice) -> str:
     unit = advice.engine.value
     value = command_line(advice.engine, advice.flags).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    program = shlex.join(("/usr/bin/env", *_program(advice)))
+    program = shlex.join(("/usr/bin/env", *_program(advice))).replace("%", "%%").replace("$", "$$")
     return (
         _status_comment(advice)
         + _comments(
@@ -190,7 +190,7 @@ def _systemd(advice: Advice) -> str:
             f"{_named(advice)}, and end it with $KVYIELD_FLAGS. The empty ExecStart= resets the unit's own.",
         )
         + f'[Service]\nEnvironment="KVYIELD_FLAGS={value}"\n'
-        + _comments("ExecStart=", f"ExecStart={program} $KVYIELD_FLAGS")
+        + f"# ExecStart=\n# ExecStart={program} $KVYIELD_FLAGS\n"
     )
 
 
@@ -204,7 +204,7 @@ def _docker(advice: Advice) -> str:
 
 
 def _compose(advice: Advice) -> str:
-    words = (*_image_command(advice), *flag_words(advice.engine, advice.flags))
+    words = [word.replace("$", "$$") for word in (*_image_command(advice), *flag_words(advice.engine, advice.flags))]
     return (
         _status_comment(advice)
         + _comments(
@@ -216,7 +216,7 @@ def _compose(advice: Advice) -> str:
 
 def _kubernetes(advice: Advice) -> str:
     name = advice.engine.value
-    words = (*_image_command(advice), *flag_words(advice.engine, advice.flags))
+    words = [word.replace("$(", "$$(") for word in (*_image_command(advice), *flag_words(advice.engine, advice.flags))]
     return (
         _status_comment(advice)
         + _comments(

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from kvyield._errors import ConfigError
 from kvyield.cli._advice import show_advice
 from kvyield.cli._asking import selection, selector_options
+from kvyield.cli._difference import show_difference
 from kvyield.cli._options import client_of, service_options, settings_of
-from kvyield.cli._run import say
+from kvyield.cli._run import safe, say
 
 if TYPE_CHECKING:
     from kvyield import _wire
@@ -46,6 +46,7 @@ FORMATS = ("systemd", "docker", "compose", "kubernetes", "args", "json")
 @click.option("--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="With it: memory of one GPU.")
 @click.option("--store", is_flag=True, help="Keep the answer; `observe --recommendation ID` settles it.")
 @click.option("--format", "text_format", type=click.Choice(FORMATS), help="Print only this.")
+@click.option("--diff", "as_diff", is_flag=True, help="Print only how the running flags change, as a unified diff.")
 @click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
 @selector_options
 @service_options
@@ -59,13 +60,16 @@ def recommend(**given: Any) -> None:
         question = selection(client, settings, given) | {name: given[name] for name in QUESTION}
         question = {name: value for name, value in question.items() if value is not None}
         text_format = "json" if given["as_json"] else given["text_format"]
-        if given["model_config"] or given["store"]:
-            _show_stored(_store(client, question, given), text_format, given["target_tokens"])
+        if text_format and given["as_diff"]:
+            raise click.UsageError("give --diff or a format, not both")
+        stored = _store(client, question, given) if given["model_config"] or given["store"] else None
+        if text_format and stored is not None:
+            _show_text(client.recommendation_text(stored.id or "", text_format), text_format)
         elif text_format:
-            text = client.recommend_text(text_format, **question)
-            click.echo(_indented(text.encode()) if text_format == "json" else text.rstrip("\n"))
+            _show_text(client.recommend_text(text_format, **question), text_format)
         else:
-            show_advice(client.recommend(**question), given["target_tokens"])
+            advice = stored or client.recommend(**question)
+            (show_difference if given["as_diff"] else show_advice)(advice, given["target_tokens"])
 
 
 def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.StoredRecommendation:
@@ -81,16 +85,6 @@ def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _
     return stored
 
 
-def _show_stored(stored: _wire.Recommendation, text_format: str | None, target_tokens: int) -> None:
-    if text_format == "json":
-        click.echo(_indented(msgspec.json.encode(stored)))
-    elif text_format == "args":
-        click.echo(stored.command_line)
-    elif text_format:
-        raise ConfigError(f"--format {text_format} goes with neither --store nor --model-config; json and args do")
-    else:
-        show_advice(stored, target_tokens)
-
-
-def _indented(body: bytes) -> str:
-    return msgspec.json.format(body, indent=2).decode()
+def _show_text(text: str, text_format: str) -> None:
+    text = msgspec.json.format(text.encode(), indent=2).decode() if text_format == "json" else text.rstrip("\n")
+    click.echo(safe(text))
