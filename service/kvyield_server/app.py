@@ -12,7 +12,7 @@ from litestar.datastructures import State
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Send
 
-from kvyield_server.api import about, advice, batch, calibration, exports, health, observations, pairs
+from kvyield_server.api import about, advice, audit, batch, calibration, exports, health, observations, pairs
 from kvyield_server.api.auth import Gate, authorise
 from kvyield_server.api.lane import Lane
 from kvyield_server.api.openapi import document
@@ -43,6 +43,7 @@ HANDLERS: tuple[HTTPRouteHandler, ...] = (
     advice.post_recommendation,
     advice.get_recommendation,
     calibration.get_calibration,
+    audit.list_audit,
     exports.export_ndjson,
     exports.export_csv,
     health.live,

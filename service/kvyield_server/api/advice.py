@@ -8,7 +8,7 @@ from uuid import UUID
 from litestar import MediaType, Request, Response, get, post
 from litestar.params import FromPath, JSONBody
 
-from kvyield_server.api.auth import ASKS, READS, bound_to
+from kvyield_server.api.auth import ASKS, READS, actor_of, bound_to
 from kvyield_server.api.conditional import Answer, answer_of, answer_to, conditional
 from kvyield_server.api.problems import raise_faults
 from kvyield_server.api.request import JSON_OR_TEXT, QUERY, query_of
@@ -29,6 +29,7 @@ from kvyield_server.schemas.recommendations import (
     recommendation_out,
 )
 from kvyield_server.schemas.selectors import NamedIn, selector_fields, selector_kept
+from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, stored_recommendation
 from kvyield_server.usecases.deployments import Subject, subject_of
 from kvyield_server.usecases.ports import StoredRecommendation, UnitOfWork, new_id
@@ -74,7 +75,9 @@ async def post_recommendation(
     services = services_of(request)
     subject, advice = await services.read(lambda uow: _advise(uow, services, data))
     services.metrics.recommendations.labels(advice.status.value).inc()
-    job = keep(subject, question_of(data), advice, new_id=new_id(), now=utc_now())
+    now = utc_now()
+    kept = keep(subject, question_of(data), advice, new_id=new_id(), now=now)
+    job = audited(kept, "recommend", actor=actor_of(request), now=now, subject=lambda stored: stored.id)
     out = recommendation_out(await services.write(job))
     return Response(out, status_code=201, headers={"Location": f"/recommendations/{out.id}"})
 

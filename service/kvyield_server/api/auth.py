@@ -93,6 +93,12 @@ def token_id_of(request: Request[Any, Any, Any]) -> UUID | None:
     return token.id if token else None
 
 
+def actor_of(request: Request[Any, Any, Any]) -> str:
+    """Return who is written into the audit trail."""
+    token = token_of(request)
+    return token.name if token else "loopback"
+
+
 def bound_to(request: Request[Any, Any, Any]) -> UUID | None:
     """Return the token whose own pairs are all that the caller may read; None when it may read all."""
     token = token_of(request)

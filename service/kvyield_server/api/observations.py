@@ -9,7 +9,7 @@ from litestar import Request, Response, get, post
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from kvyield_server.api.auth import MANAGES, POSTS, READS, bound_to, token_id_of, token_of
+from kvyield_server.api.auth import MANAGES, POSTS, READS, actor_of, bound_to, token_id_of
 from kvyield_server.api.conditional import answered
 from kvyield_server.api.encoded import EncodedResponse, encoded
 from kvyield_server.api.pages import key_of, page_of, where_of
@@ -30,6 +30,7 @@ from kvyield_server.schemas.observations import (
     verification_to_domain,
 )
 from kvyield_server.schemas.paging import ObservationsQuery
+from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, stored_observation
 from kvyield_server.usecases.ports import UnitOfWork, new_id
 from kvyield_server.usecases.record import Arrival, Recorded
@@ -83,7 +84,13 @@ async def post_verification(
 ) -> Response[ObservationOut]:
     """Append a verification to a start; the same one again answers 200."""
     raise_faults(list(verification_faults(data)))
-    job = verify(observation_id, verification_to_domain(data), bound_to(request))
+    job = audited(
+        verify(observation_id, verification_to_domain(data), bound_to(request)),
+        "verify",
+        actor=actor_of(request),
+        now=utc_now(),
+        subject=lambda recorded: observation_id if recorded.is_new else None,
+    )
     return _answer(await services_of(request).write(job))
 
 
@@ -97,10 +104,8 @@ async def post_retraction(
     request: Request[Any, Any, Any], observation_id: FromPath[UUID], data: JSONBody[RetractionIn]
 ) -> ObservationOut:
     """Mark an observation as not to be believed; it stays in the ledger and leaves the fits."""
-    token = token_of(request)
-    actor = token.name if token else "loopback"
-    stored = await services_of(request).write(retract(observation_id, data.reason, actor=actor, now=utc_now()))
-    return from_domain(stored)
+    job = retract(observation_id, data.reason, actor=actor_of(request), now=utc_now())
+    return from_domain(await services_of(request).write(job))
 
 
 def _answer(recorded: Recorded) -> Response[ObservationOut]:

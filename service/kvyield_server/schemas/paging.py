@@ -18,6 +18,13 @@ PageSize = Annotated[int, Meta(ge=1, le=500)]
 PageToken = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
+class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A page, newest first."""
+
+    page_size: PageSize = 50
+    page_token: PageToken | None = None
+
+
 class PairsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """``search`` is part of a GPU or model name, in any case."""
 

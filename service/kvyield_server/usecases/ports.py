@@ -2,6 +2,7 @@
 
 from kvyield_server.storage.records import (
     ApiToken,
+    AuditEntry,
     ObservationFilter,
     Page,
     PageKey,
@@ -15,6 +16,7 @@ from kvyield_server.storage.values import new_id
 
 __all__ = [
     "ApiToken",
+    "AuditEntry",
     "ObservationFilter",
     "Page",
     "PageKey",

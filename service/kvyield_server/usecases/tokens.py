@@ -12,6 +12,7 @@ from kvyield_server.errors import AmbiguousError, InvalidError, NotFoundError, U
 from kvyield_server.storage.records import ApiToken, Role
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.storage.values import new_id
+from kvyield_server.usecases.audit import COMMAND_LINE, audited
 
 PREFIX = "kvy_"
 TOUCH_EVERY = timedelta(minutes=1)
@@ -83,7 +84,16 @@ def create(storage: Storage, name: str, role: str, expires: str) -> tuple[ApiTok
     """Make and keep a token; return it and its text. InvalidError when ``expires`` cannot be read."""
     now = datetime.now(UTC)
     token, text = new_token(name, Role(role), now=now, expires_at=expiry(expires, now))
-    storage.write(lambda uow: uow.tokens.add(token)).result()
+    details = {"name": name, "role": role, "expires": expires}
+    job = audited(
+        lambda uow: uow.tokens.add(token),
+        "token create",
+        actor=COMMAND_LINE,
+        now=now,
+        subject=lambda _: token.id,
+        details=details,
+    )
+    storage.write(job).result()
     return token, text
 
 
@@ -103,7 +113,16 @@ def revoke(storage: Storage, which: str) -> ApiToken:
         ids = [str(token.id) for token in matches]
         listed = [{"id": item, "name": which} for item in ids]
         raise AmbiguousError(f"Several tokens are named {which}: {', '.join(ids)}. Give the id.", listed)
-    return storage.write(lambda uow: uow.tokens.revoke(matches[0].id, datetime.now(UTC))).result()
+    now = datetime.now(UTC)
+    job = audited(
+        lambda uow: uow.tokens.revoke(matches[0].id, now),
+        "token revoke",
+        actor=COMMAND_LINE,
+        now=now,
+        subject=lambda token: token.id,
+        details={"name": matches[0].name},
+    )
+    return storage.write(job).result()
 
 
 def described(storage: Storage) -> list[dict[str, str | None]]:
