@@ -92,6 +92,8 @@ def test_the_journal_is_asked_for_all_lines_with_times(tmp_path: Path, monkeypat
     words = line.decode().split()
     assert words[:2] == ["--unit", "sglang.service"]
     assert {"short-iso-precise", "--utc", "--all", "--no-pager", "--since"} <= set(words)
+    [own] = sources.journal_source("user:sglang.service").lines()
+    assert own.decode().split()[:2] == ["--user-unit", "sglang.service"]
 
 
 def test_containers_give_both_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,6 +30,7 @@ from kvyield._errors import SourceError
 
 LONGEST_LINE_BYTES = 2**20
 _LOG_NAME = re.compile(r"^[^.].*\.(log|txt|out|err)\b|^(stdout|stderr|syslog|messages)\b")
+USER_UNIT = "user:"
 SILENCE_SECONDS = 60.0
 ANY_ZONE = timedelta(days=1)
 EXIT_SECONDS = 5.0
@@ -73,8 +74,13 @@ def stdin_source() -> Source:
 
 
 def journal_source(unit: str, *, since: str | None = None, follow: bool = False) -> Source:
-    """The journal of a systemd unit with full times in UTC; progress bars included, which journalctl hides else."""
-    command = ["journalctl", "--unit", unit, "--output", "short-iso-precise", "--utc", "--all", "--no-pager", "--quiet"]
+    """The journal of a systemd unit, ``user:UNIT`` for one of this user's own, with full times in UTC.
+
+    Progress bars are included, which journalctl hides else.
+    """
+    owner, _, own = unit.partition(USER_UNIT)
+    chosen = ["--unit", unit] if owner else ["--user-unit", own]
+    command = ["journalctl", *chosen, "--output", "short-iso-precise", "--utc", "--all", "--no-pager", "--quiet"]
     command += ["--since", since] if since else []
     command += ["--follow", "--lines", "all"] if follow else []
     hint = "is systemd running here, and may this user read the journal (group systemd-journal)?"

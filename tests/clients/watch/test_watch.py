@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -303,6 +304,22 @@ def test_the_unit_runs_this_very_watch_and_holds_no_token() -> None:
     assert line.endswith('kvyield watch --journal sglang.service --gpu "L4 100%%"')
     assert "s3cret" not in text
     assert "Restart=always" in text
+
+
+def test_a_users_own_unit_is_watched_by_a_unit_of_that_user(tmp_path: Path) -> None:
+    """For a unit of the user's own the watch runs as that user, with nothing that only the system may ask for."""
+    given = {"journal": "user:sglang.service", "log_file": None, "docker": None, "kubernetes": None}
+    text = unit_text(["watch", "--journal", "user:sglang.service"], given)
+    assert "--journal user:sglang.service\n" in text
+    assert "WantedBy=default.target" in text
+    assert not {"DynamicUser", "SupplementaryGroups", "ProtectSystem"} & {
+        line.split("=")[0] for line in text.splitlines()
+    }
+    (tmp_path / "kvyield-watch.service").write_text(text)
+    if shutil.which("systemd-analyze"):
+        command = ["systemd-analyze", "--user", "verify", "--man=no", str(tmp_path / "kvyield-watch.service")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+        assert "kvyield-watch.service:" not in done.stderr, done.stderr
 
 
 def test_a_log_file_is_absolute_in_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,7 @@ def source_options(function: Function) -> Function:
     """Where the log is: exactly one of these, or ``-``."""
     options = [
         click.argument("stdin", required=False, metavar="[-]"),
-        click.option("--journal", metavar="UNIT", help="The journal of a systemd unit."),
+        click.option("--journal", metavar="UNIT", help="The journal of a systemd unit; user:UNIT for your own."),
         click.option("--log", "log_file", metavar="FILE", help="A log file, plain or .gz, .bz2, .xz."),
         click.option("--docker", metavar="NAME", help="The log of a container."),
         click.option("--kubernetes", metavar="POD", help="The log of a pod."),

@@ -25,6 +25,7 @@ from kvyield.cli._options import (
     source_options,
 )
 from kvyield.cli._run import say
+from kvyield.sources import USER_UNIT
 
 if TYPE_CHECKING:
     from kvyield import _wire
@@ -61,6 +62,8 @@ ProtectHome=read-only
 [Install]
 WantedBy=multi-user.target
 """
+
+_SYSTEM_ONLY = ("Wants=", "After=", "DynamicUser=", "SupplementaryGroups=", "ProtectSystem=", "ProtectHome=")
 
 
 @click.command()
@@ -131,7 +134,14 @@ def unit_text(arguments: Sequence[str], given: Mapping[str, Any]) -> str:
     whole = {file: str(Path(file).absolute()), f"--log={file}": f"--log={Path(file).absolute()}"} if file else {}
     kept = [whole.get(word, word) for word in _without_token(arguments) if word != "--unit"]
     name = next((given[key] for key in ("journal", "log_file", "docker", "kubernetes") if given[key]), "an engine")
-    return UNIT.format(name=name, command=" ".join(map(_quoted, [*_program(), *kept])))
+    text = UNIT.format(name=name, command=" ".join(map(_quoted, [*_program(), *kept])))
+    return _for_a_user(text) if (given["journal"] or "").startswith(USER_UNIT) else text
+
+
+def _for_a_user(text: str) -> str:
+    """The unit for ``systemctl --user``: it runs as that user, who may read the own journal and nobody else's."""
+    lines = [line for line in text.splitlines() if not line.startswith(_SYSTEM_ONLY)]
+    return "\n".join([*lines, ""]).replace("multi-user.target", "default.target").replace("=-/etc/", "=-%E/")
 
 
 def _program() -> list[str]:
