@@ -68,12 +68,13 @@ def test_measured_ladders_carry_no_label() -> None:
 
 
 def test_a_capped_start_is_a_bound_and_does_not_bend_the_line() -> None:
-    """--max-total-tokens equal to the pool says only that the line holds as much."""
+    """--max-total-tokens equal to the pool says only that the line holds as much, and prices no token."""
     starts = h200_starts()
     chosen = [starts[name] for name in ("c6_sgl_q8_f0.5", "c6_sgl_q8_f0.9", "c7_sgl_q8_f0.8_maxtot100k")]
     (fit,) = fit_pair(PairEvidence(tuple(chosen))).deployments
     assert [item.use for item in fit.summary.evidence] == [Use.POINT, Use.POINT, Use.BOUND]
     assert "max_total_tokens" in fit.summary.evidence[-1].reason
+    assert fit.summary.labels == (Label.CAPPED,)
     estimate = fit.predict({"mem_fraction_static": 0.8, "max_total_tokens": None}).pool_tokens
     assert estimate is not None
     assert estimate.median == pytest.approx(698_795, abs=2)

@@ -12,7 +12,7 @@ from math import hypot, sqrt
 from kvyield_server.domain.capacity import GIB
 from kvyield_server.domain.capacity_change import Ratio
 from kvyield_server.domain.devices import LOGGED_SD, MemoryFigure, free_before_load, usable_memory
-from kvyield_server.domain.evidence import fraction_of
+from kvyield_server.domain.evidence import fraction_of, pool_cap
 from kvyield_server.domain.fraction_share import is_sized_after_capture, share_of
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Model, Observation
@@ -169,10 +169,11 @@ def _pool_gib(start: Observation) -> float | None:
 def _loaded_ratio(start: Observation) -> Ratio | None:
     """Return the ratio from SGLang's free memory before and after load: rest = A - T (1 - f).
 
-    A pool that was sized after graphs were captured, or beside states of a size of their own, is not what is left then.
+    A pool that a flag capped, that was sized after graphs were captured, or that lies beside states of a size of their
+    own, is not what is left then.
     """
     tokens, (before, after, fraction) = _tokens(start), _loads(start)
-    if tokens is None or before is None or after is None or fraction is None:
+    if tokens is None or before is None or after is None or fraction is None or pool_cap(start, tokens) is not None:
         return None
     if is_sized_after_capture(start.flags) or has_states_of_their_own(start.model, start.flags):
         return None

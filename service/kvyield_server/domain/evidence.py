@@ -99,7 +99,7 @@ def classify(start: Observation) -> Evidence:
     tokens = start.measurements.pool_tokens
     tokens = tokens if tokens is not None and 0 < tokens < 2**53 else None
     fraction, kv_gib, labels = fraction_of(start), _kv_gib(start), _labels(start)
-    cap = _cap(start, tokens)
+    cap = pool_cap(start, tokens)
     if cap is not None:
         use, reason = Use.BOUND, f"the pool was set by {cap}: the line holds at least that much"
         labels |= {Label.CAPPED}
@@ -122,7 +122,7 @@ def _kv_gib(start: Observation) -> float | None:
     return printed if printed is not None and abs(printed) < 1e5 else None
 
 
-def _cap(start: Observation, tokens: int | None) -> str | None:
+def pool_cap(start: Observation, tokens: int | None) -> str | None:
     """Return the flag that set the pool, whatever the fraction said, or None."""
     flags, engine = start.flags, start.engine.name
     for name in FIXED_POOL_FLAGS.get(engine, ()):
