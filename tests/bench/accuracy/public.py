@@ -12,7 +12,7 @@ from domain.real_starts import case_groups
 from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.evidence import Label
 from kvyield_server.domain.fit import PairFit
-from kvyield_server.domain.observation import Observation
+from kvyield_server.domain.observation import FRACTION_FLAG, Observation
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,14 @@ class Points:
     @property
     def contradiction(self) -> str | None:
         """Say why starts of one line cannot be compared: their own figures show that more changed than the fraction."""
+        if self.is_unified:
+            return None
         if Label.SLOPE_DISAGREEMENT in self.labels:
             return "labelled slope_disagreement"
+        if changed := _changed_flags(self.starts):
+            return f"{', '.join(changed)} changed too"
         card, points = self.starts[0].hardware.memory_gib, _gib_points(self.starts)
-        if card is None or len(points) < 2 or self.is_unified:
+        if card is None or len(points) < 2:
             return None
         (low, least), (high, most) = min(points), max(points)
         slope = (most - least - 0.01) / (high - low)
@@ -42,6 +46,12 @@ class Points:
     @property
     def is_unified(self) -> bool:
         return has_unified_memory(self.starts[0].hardware)
+
+
+def _changed_flags(starts: Sequence[Observation]) -> list[str]:
+    """Return the flags beside the fraction that not all starts recorded alike."""
+    names = {name for start in starts for name in start.flags} - set(FRACTION_FLAG.values())
+    return sorted(name for name in names if len({repr(start.flags.get(name, ...)) for start in starts}) > 1)
 
 
 def _gib_points(starts: Sequence[Observation]) -> list[tuple[float, float]]:
