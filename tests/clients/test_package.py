@@ -16,6 +16,20 @@ def test_public_names_are_sorted_and_there() -> None:
     assert not hasattr(kvyield, "no_such_name")
 
 
+def test_all_is_what_is_public() -> None:
+    """What a reader of the module sees without an underscore, submodules aside, is what ``__all__`` lists."""
+    seen = {name for name, value in vars(kvyield).items() if not name.startswith("_") and not inspect.ismodule(value)}
+    private = {"annotations", "import_module", "TYPE_CHECKING"}
+    assert (seen | set(kvyield._LAZY)) - private == set(kvyield.__all__)
+
+
+def test_every_struct_that_is_sent_can_be_built_from_public_names() -> None:
+    """Whoever builds an observation needs no private module."""
+    assert {"Engine", "Failure", "Hardware", "Measurements", "Model", "Observation", "Verification"} <= set(
+        kvyield.__all__
+    )
+
+
 def test_the_error_tree_has_one_root_and_is_drawn_whole() -> None:
     """Each public error is below the one root and stands in the drawing of the tree."""
     errors = [name for name in kvyield.__all__ if name.endswith("Error")]

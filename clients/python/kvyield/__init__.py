@@ -35,8 +35,14 @@ from kvyield._errors import (
 if TYPE_CHECKING:
     from kvyield._client import AsyncClient as AsyncClient
     from kvyield._client import Client as Client
+    from kvyield._wire import Engine as Engine
+    from kvyield._wire import Failure as Failure
+    from kvyield._wire import Hardware as Hardware
+    from kvyield._wire import Measurements as Measurements
+    from kvyield._wire import Model as Model
     from kvyield._wire import Observation as Observation
     from kvyield._wire import Recommendation as Recommendation
+    from kvyield._wire import Selector as Selector
     from kvyield._wire import StoredObservation as StoredObservation
     from kvyield._wire import Verification as Verification
 
@@ -45,8 +51,14 @@ __version__ = "0.1.0"
 _LAZY = {
     "AsyncClient": "kvyield._client",
     "Client": "kvyield._client",
+    "Engine": "kvyield._wire",
+    "Failure": "kvyield._wire",
+    "Hardware": "kvyield._wire",
+    "Measurements": "kvyield._wire",
+    "Model": "kvyield._wire",
     "Observation": "kvyield._wire",
     "Recommendation": "kvyield._wire",
+    "Selector": "kvyield._wire",
     "StoredObservation": "kvyield._wire",
     "Verification": "kvyield._wire",
 }
@@ -58,14 +70,20 @@ __all__ = [
     "ConfigError",
     "ConflictError",
     "DeadlineError",
+    "Engine",
+    "Failure",
+    "Hardware",
     "IncompleteError",
     "InvalidError",
     "KvyieldError",
+    "Measurements",
+    "Model",
     "NotAllowedError",
     "NotFoundError",
     "Observation",
     "Recommendation",
     "RefusedError",
+    "Selector",
     "ServiceError",
     "ServiceFailedError",
     "ServiceUnreachableError",
