@@ -16,14 +16,16 @@ PREFIX = "KVYIELD_"
 class Settings:
     """How the service runs. Each field is also ``KVYIELD_`` and its name in capitals, such as ``KVYIELD_PORT``.
 
-    ``max_body_bytes`` bounds one request; ``reader_threads`` bounds simultaneous reads of the database;
-    ``fit_threads`` bounds simultaneous fits; ``log_level`` is debug, info, warning or error.
+    ``max_body_bytes`` bounds one request, ``body_seconds`` the time in which its body must arrive; ``reader_threads``
+    bounds simultaneous reads of the database, ``fit_threads`` simultaneous fits; ``log_level`` is debug, info, warning
+    or error.
     """
 
     database: str = "sqlite:///kvyield.db"
     host: str = "127.0.0.1"
     port: int = 8321
     max_body_bytes: int = 10_000_000
+    body_seconds: int = 30
     reader_threads: int = 8
     fit_threads: int = 1
     log_level: str = "info"
@@ -80,6 +82,7 @@ def _faults(settings: Settings) -> list[tuple[str, str]]:
     bounds = {
         "port": (0, 65_535),
         "max_body_bytes": (1_000, 1_000_000_000),
+        "body_seconds": (1, 3_600),
         "reader_threads": (1, 256),
         "fit_threads": (1, 64),
     }

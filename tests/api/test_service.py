@@ -170,3 +170,12 @@ def test_the_document_needs_no_network(document: dict[str, Any]) -> None:
     """Nothing in the document or the index points to another host."""
     assert "http://" not in json.dumps(document)
     assert "https://" not in json.dumps(document)
+
+
+def test_answers_are_no_pages(client: Client) -> None:
+    """Nothing that the API answers may be run, framed or guessed to be of another type by a browser."""
+    client.post("/observations", json=start(host="<script>alert(1)</script>"))
+    for path in ("/observations", "/health/live", "/nowhere", "/metrics", "/export/observations.csv"):
+        headers = client.get(path).headers
+        assert headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'"
+        assert (headers["x-frame-options"], headers["x-content-type-options"]) == ("DENY", "nosniff")

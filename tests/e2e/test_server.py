@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from api.samples import NAMES, VERIFICATION, start
+from e2e import running
 from e2e.running import Server, command
 
 
@@ -152,3 +156,16 @@ def test_a_taken_port_is_said(tmp_path: Path, server: Server) -> None:
     assert answer.returncode == 1
     assert "Cannot listen" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_a_slow_client_is_cut_off_and_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body that trickles in is answered 408 after the time allowed; others are served meanwhile."""
+    monkeypatch.setattr(running, "environment", lambda: {**os.environ, "KVYIELD_BODY_SECONDS": "1"})
+    server = Server(tmp_path)
+    address = urlsplit(server.url)
+    with socket.create_connection((address.hostname, address.port or 0), timeout=10) as slow:
+        slow.sendall(b"POST /observations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        slow.sendall(b"Content-Length: 1000\r\n\r\n{")
+        assert httpx.get(f"{server.url}/pairs").status_code == 200
+        assert b" 408 " in slow.recv(4096)
+    assert server.stop() == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inspect import getdoc
 from typing import Any
 
-from litestar import Request, get
+from litestar import Request, get, head
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath
 from litestar.response import Redirect
@@ -50,6 +50,11 @@ async def index(request: Request[Any, Any, Any]) -> IndexOut | Redirect:
         "health": "/health/ready",
     }
     return IndexOut(name="kvyield", version=__version__, links=links)
+
+
+@head("/", opt=OPEN, include_in_schema=False)
+async def is_here() -> None:
+    """Answer who only asks whether the service is here."""
 
 
 @get("/problems", operation_id="list_problems", opt=OPEN)

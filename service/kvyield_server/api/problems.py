@@ -57,6 +57,13 @@ class TooLargeError(KvyieldError):
     title: ClassVar[str] = "Body too large"
 
 
+class TooSlowError(KvyieldError):
+    """The body did not arrive in time."""
+
+    code: ClassVar[str] = "too_slow"
+    title: ClassVar[str] = "Body too slow"
+
+
 class NoSuchRouteError(KvyieldError):
     """There is nothing at this path."""
 
@@ -78,6 +85,7 @@ STATUS_BY_KIND: dict[type[KvyieldError], int] = {
     NotFoundError: 404,
     NoSuchRouteError: 404,
     MethodNotAllowedError: 405,
+    TooSlowError: 408,
     AmbiguousError: 409,
     ConflictError: 409,
     TooLargeError: 413,

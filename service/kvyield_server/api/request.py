@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Hashable
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
-from kvyield_server.api.problems import MalformedError, UnsupportedMediaError, raise_faults
+from kvyield_server.api.problems import MalformedError, TooSlowError, UnsupportedMediaError, raise_faults
 from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode, faults_of
 
 T = TypeVar("T")
@@ -45,8 +48,12 @@ class StrictRequest(Request[Any, Any, Any]):
         return getattr(self.route_handler, "parsed_data_field", None) is not None
 
     async def _read(self) -> bytes:
+        seconds = self.app.state.services.settings.body_seconds
         try:
-            return await super().body()
+            async with asyncio.timeout(seconds):
+                return await super().body()
+        except TimeoutError:
+            raise TooSlowError(f"The body did not arrive within {seconds} s.") from None
         except InternalServerException:
             raise MalformedError("The client went away before the whole body arrived.") from None
 
@@ -64,6 +71,11 @@ def query_of(request: Request[Any, Any, Any], expected: type[T]) -> T:
         for name in given
         if sum(1 for key, _ in pairs if key == name) > 1
     ]
+    faults += [
+        Fault(f"/{name}", f"{name} is {given[name][:60]}: expected a time such as 2026-05-30T22:00:23Z.")
+        for name in times_of(expected) & given.keys()
+        if "T" not in given[name].upper()
+    ]
     try:
         return _converted(given, expected, faults)
     except FaultyBodyError as error:
@@ -77,6 +89,13 @@ def refuse_parameters(request: Request[Any, Any, Any]) -> None:
         raise_faults(
             [Fault(f"/{name}", f"{name} is not a parameter here; there are none.") for name in request.query_params]
         )
+
+
+@cache
+def times_of(expected: Hashable) -> frozenset[str]:
+    """Return the parameters that are times: a text that is a number would be taken for seconds since 1970."""
+    fields = msgspec.structs.fields(expected)  # type: ignore[arg-type]  # a struct; the cache knows hashables only
+    return frozenset(field.encode_name for field in fields if "datetime" in str(field.type))
 
 
 def _converted(given: dict[str, str], expected: type[T], faults: list[Fault]) -> T:

@@ -24,6 +24,11 @@ CALLER = "kvyield_caller"
 _GOOD_ID = re.compile(rb"[A-Za-z0-9._\-]{8,64}")
 _UNTEMPLATED = "unmatched"
 _PROCESS, _numbers = secrets.token_hex(8), itertools.count(1)
+_NOT_A_PAGE = (
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+    (b"x-frame-options", b"DENY"),
+    (b"referrer-policy", b"no-referrer"),
+)
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -78,6 +83,8 @@ class Telemetry:
             headers = list(message.get("headers", []))
             headers.append((b"x-request-id", self._id.encode()))
             headers.append((b"x-content-type-options", b"nosniff"))
+            if not any(name == b"content-security-policy" for name, _ in headers):
+                headers += _NOT_A_PAGE
             message["headers"] = headers
         await self._send(message)
 
