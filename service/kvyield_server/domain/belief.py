@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.student import StudentT, joined
 
 Vector = NDArray[np.float64]
 Matrix = NDArray[np.floating]
@@ -62,8 +62,8 @@ class Belief:
             for j, y in live:
                 variance += x * y * line[j]
                 unsure += x * y * of_points[j]
-        total = max(0.0, variance) + self.noise_variance + extra_variance
-        return StudentT(value, sqrt(total), self.df * max(1.0, total / unsure) ** 2)
+        total = max(unsure, variance + self.noise_variance + extra_variance)
+        return joined(value, unsure, total - unsure, self.df)
 
     def with_points(self, rows: Matrix, values: Vector, weights: Vector) -> Belief:
         """Update with all points; from four on, a Student-t weighs down those far out.

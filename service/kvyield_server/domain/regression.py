@@ -2,25 +2,26 @@
 
 The noise of a point is known up to one common factor tau^2, whose prior has four degrees of freedom around 1. Prior
 knowledge of the line is not scaled by tau^2, so the part of a prediction's variance that comes from it keeps normal
-tails; both parts are joined by Welch's degrees of freedom. Each point keeps its own noise, so that a further point on
+tails, and both parts are joined. Each point keeps its own noise, so that a further point on
 the fitted line can only narrow a prediction.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import erf, exp, inf, sqrt
+from math import erf, exp, sqrt
 
 import numpy as np
 from scipy.special import stdtrit
 
 from kvyield_server.domain.straight_line import SAME_ABSCISSA, Line, Points, Vector, robust_weights, weighted_line
-from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.student import StudentT, joined
 
 PRIOR_DF = 4.0
 ROBUST_FROM = 4
 DATA_SPAN = 0.0195
 LEVEL = 0.9
+NEGLIGIBLE_OFFSET = 0.15
 _ROOT_TWO = sqrt(2.0)
 
 
@@ -111,12 +112,11 @@ class LinePosterior:
 
 def _joined(median: float, mean: float, learned: float, fixed: float, df: float) -> StudentT:
     """Return a distribution around ``median`` whose 90 % interval holds 90 % of the belief around ``mean``."""
-    median, mean, variance = float(median), float(mean), float(learned + fixed)
-    if variance <= 0.0:
-        return StudentT(median, 0.0)
-    joined_df = inf if learned <= 1e-6 * variance else df * (variance / learned) ** 2
-    scale = sqrt(variance) * _offset_factor(abs(median - mean) / sqrt(variance))
-    return StudentT(median, scale, float(joined_df))
+    belief = joined(float(median), float(learned), float(fixed), df)
+    off = abs(median - mean) - NEGLIGIBLE_OFFSET * belief.scale
+    if off <= 0.0 or belief.scale == 0.0:
+        return belief
+    return StudentT(belief.loc, belief.scale * _offset_factor(off / belief.scale), belief.df)
 
 
 def _offset_factor(offset: float) -> float:
@@ -182,7 +182,8 @@ def _solve(
     believed = _believed(own, inverse, data, pull)
     line = own if prefers_points and points.span >= DATA_SPAN else believed
     residual_z = (points.y - line.level - line.slope * off) / points.sd
-    tau2, df = _noise(residual_z, weights, believed, slope, anchor, has_slope=has_slope)
+    pieces = (slope is not None and slope.sd > 0.0) + (anchor is not None and anchor.sd > 0.0)
+    tau2, df = _noise(residual_z, weights, estimated=2 if has_slope else 1, pieces=pieces)
     return LinePosterior(
         line=line,
         believed=believed,
@@ -246,28 +247,16 @@ def _sandwich(inverse: Covariance, middle: Covariance) -> Covariance:
     )
 
 
-def _noise(
-    residual_z: Vector,
-    weights: Vector,
-    believed: Line,
-    slope: SlopePrior | None,
-    anchor: Anchor | None,
-    *,
-    has_slope: bool,
-) -> tuple[float, float]:
-    """Return the learned noise factor and its degrees of freedom; each piece of prior knowledge counts as a datum."""
-    misfit = float(weights @ (residual_z * residual_z))
-    pieces = 0.0
-    if slope is not None and slope.sd > 0.0:
-        misfit += min(9.0, ((believed.slope - slope.mean) / slope.sd) ** 2)
-        pieces += 1.0
-    if anchor is not None and believed.slope > 0.0 and anchor.sd > 0.0:
-        crossing = believed.center - believed.level / believed.slope
-        misfit += min(9.0, ((crossing - anchor.x) / anchor.sd) ** 2)
-        pieces += 1.0
-    estimated = 2.0 if has_slope else 1.0
-    df = PRIOR_DF + max(0.0, float(weights.sum()) + pieces - estimated)
-    return (PRIOR_DF + misfit) / df, df
+def _noise(residual_z: Vector, weights: Vector, *, estimated: int, pieces: int) -> tuple[float, float]:
+    """Return the learned noise factor and its degrees of freedom.
+
+    Each piece of prior knowledge counts as a datum that is off by as much as it says: it does not scale the noise, and
+    what it frees of the points' own degrees tells of the noise.
+    """
+    count = float(weights.sum())
+    freed = max(0.0, count + pieces - estimated)
+    misfit = float(weights @ (residual_z * residual_z)) + freed - max(0.0, count - estimated)
+    return (PRIOR_DF + misfit) / (PRIOR_DF + freed), PRIOR_DF + freed
 
 
 def interval_half_width(prediction: StudentT, level: float = LEVEL) -> float:

@@ -42,11 +42,15 @@ class Line:
 
 
 def robust_weights(points: Points) -> Vector:
-    """Return 1 for points within three standard deviations of a robust line, less and less for those farther out."""
+    """Return 1 for points within three standard deviations of a robust line, less and less for those farther out.
+
+    A far point is measured against what the others can tell of the line there.
+    """
     line = _resistant_line(points)
     weights = np.ones_like(points.x)
     for _ in range(ROBUST_STEPS):
-        z = np.abs(points.y - line.level - line.slope * (points.x - line.center)) / points.sd
+        sd = np.sqrt(points.sd**2 + _line_variance(points, weights / points.sd**2))
+        z = np.abs(points.y - line.level - line.slope * (points.x - line.center)) / sd
         z /= max(1.0, 1.4826 * float(np.median(z)))
         before, weights = weights, np.minimum(1.0, (4.0 + INLIER_Z**2) / (4.0 + z * z))
         weights[z > OUTLIER_Z] = 1e-6
@@ -54,6 +58,14 @@ def robust_weights(points: Points) -> Vector:
         if np.array_equal(before, weights):
             break
     return weights
+
+
+def _line_variance(points: Points, precision: Vector) -> Vector:
+    """Return the variance of the weighted line at each point."""
+    total = float(precision.sum())
+    off = points.x - float(precision @ points.x) / total
+    spread = float(precision @ (off * off))
+    return 1.0 / total + (off * off / spread if spread > 0.0 else np.zeros_like(off))
 
 
 def weighted_line(points: Points, weights: Vector) -> Line:
