@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Request, Response
 
 from kvyield_server.api.pages import key_of, page_of
 from kvyield_server.api.services import services_of
 from kvyield_server.pages.rendering import page
-from kvyield_server.pages.session import LOOKS
+from kvyield_server.pages.session import look
 from kvyield_server.pages.views.calibration import across, coverage_plots, log_row, restarts_text, up
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.recommendations import RecommendationOut, recommendation_out
@@ -21,7 +21,7 @@ PAGE_SIZE = 25
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 
-@get("/ui/advice", opt=LOOKS)
+@look("/ui/advice")
 async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
     """Show past advice, the newest first, with its calibration."""
     services, token = services_of(request), request.query_params.get("page_token")

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kvyield_server.api.services import Services
 from kvyield_server.domain.answers import Advice, Question, Status
-from kvyield_server.domain.observation import FRACTION_FLAG, Flags
+from kvyield_server.domain.observation import FRACTION_FLAG, Flags, Scalar
 from kvyield_server.errors import InvalidError
-from kvyield_server.pages.asking import Asked, asked, default_target
+from kvyield_server.pages.asking import Asked, asked, default_target, is_asked
+from kvyield_server.pages.running import flags_as_set, line_along, running_fraction, running_values
 from kvyield_server.pages.views.advice import FORMATS, advice_view
-from kvyield_server.pages.views.plot import LineView, fractions, line_view, overlay
+from kvyield_server.pages.views.plot import LineView, overlay
 from kvyield_server.schemas.common import EstimateOut
 from kvyield_server.schemas.recommendations import QuestionIn, advice_out, question_of
 from kvyield_server.schemas.selectors import selector_fields, selector_kept
@@ -25,8 +26,6 @@ from kvyield_server.usecases.select import Selector
 
 if TYPE_CHECKING:
     from kvyield_server.domain.fit import DeploymentFit, PairFit
-
-POINTS = 81
 
 
 @dataclass(frozen=True)
@@ -40,28 +39,67 @@ class Answer:
 
     @property
     def flags(self) -> Flags:
-        """The flags after the restart: the running ones with the advised ones over them."""
-        return {**(self.fit.running.flags if self.fit.running else {}), **self.advice.flags}
+        """The flags after the restart: the running ones as set, with the advised ones over them."""
+        return {**flags_as_set(self.fit), **self.advice.flags}
 
     @property
-    def running_fraction(self) -> Any:
-        return self.fit.running.flags.get(FRACTION_FLAG[self.advice.engine]) if self.fit.running else None
+    def running_fraction(self) -> Scalar:
+        return running_fraction(self.fit)
 
 
 def advised(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the advice's template shows: the advice and the lines under it, or the faults of the form."""
-    form = form_of(services.fits.of_pair(uow, pair), pair, given)
+    """Return what the advice's template shows: what runs now, the advice asked for, or the form's faults."""
+    fits = services.fits.of_pair(uow, pair)
+    form, fit = form_of(fits, pair, given), chosen_deployment(fits, given)
     kept = [*form.values.items(), ("deployment", given.get("deployment", ""))]
     values = {"asked": form.values, "faults": form.faults, "kept_question": kept}
-    if form.question is None:
-        return {**values, "advice": None, "overlay": None, "numbers": ()}
-    answer = answer_of(uow, services, form.question)
+    nothing = {"advice": None, "held": None, "running": None, "overlay": None, "numbers": ()}
+    if form.question is None or fit is None:
+        return {**values, **nothing}
+    if not is_asked(given):
+        headroom = _verified_headroom(uow, services, form.question, fit)
+        return {**values, **nothing, **running_values(fit, headroom)}
+    return {**values, **nothing, **_answered(answer_of(uow, services, form.question), services, pair)}
+
+
+def _answered(answer: Answer, services: Services, pair: Pair) -> dict[str, Any]:
     services.metrics.recommendations.labels(answer.advice.status.value).inc()
     out, target = advice_out(answer.advice, pair.id), answer.question.target_tokens
+    kept = running_answer(answer, services)
+    held = advice_view(advice_out(kept, pair.id), target_tokens=target, texts={}) if kept else None
     line, need = line_of(answer), prompt_need(answer)
-    drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need)
+    drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need, is_held=held is not None)
     view = advice_view(out, target_tokens=target, texts=texts_of(answer.advice))
-    return {**values, "advice": view, "overlay": {**drawn, "line": line.data}, "numbers": line.rows}
+    return {"advice": view, "held": held, "overlay": {**drawn, "line": line.data}, "numbers": line.rows}
+
+
+def running_answer(answer: Answer, services: Services) -> Advice | None:
+    """Return the answer of the running flags that hold the target as they are, at a larger fraction.
+
+    None when a restart is needed, or when the advice itself is to keep what runs.
+    """
+    window, fraction = answer.advice.window, answer.running_fraction
+    if window is None or not isinstance(fraction, int | float) or not window.lowest < fraction <= window.highest:
+        return None
+    kept = recommend(answer.subject, _held(answer.question, answer.fit, fraction), services.answers)
+    return kept if kept.status is Status.OK and not kept.changes else None
+
+
+def _held(question: Question, fit: DeploymentFit, fraction: float) -> Question:
+    return replace(question, flags={**question.flags, FRACTION_FLAG[fit.summary.engine]: fraction})
+
+
+def _verified_headroom(
+    uow: UnitOfWork, services: Services, asked: QuestionIn, fit: DeploymentFit
+) -> EstimateOut | None:
+    """Return the headroom that the longest verified prompt leaves under the running flags, GiB, where it is known."""
+    longest, fraction = fit.prompt_need.verified_prompt_tokens, running_fraction(fit)
+    if not longest or not isinstance(fraction, int | float):
+        return None
+    selector = Selector(**selector_fields(asked), kept=selector_kept(asked))
+    question = _held(Question(target_tokens=longest), fit, fraction)
+    advice = recommend(subject_of(uow, services.fits, selector), question, services.answers)
+    return advice_out(advice, None).prediction.headroom_gib
 
 
 def keep_advice(
@@ -104,7 +142,7 @@ def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> Answer:
 
 def texts_of(advice: Advice) -> dict[str, str]:
     """Return the advice as text to paste, in each form; nothing when there is nothing to restart with."""
-    is_worth_a_restart = advice.status in (Status.OK, Status.AT_RISK) and bool(advice.flags)
+    is_worth_a_restart = advice.status in (Status.OK, Status.AT_RISK) and bool(advice.flags) and bool(advice.changes)
     return {key: rendered(advice, key).rstrip() for key, _ in FORMATS} if is_worth_a_restart else {}
 
 
@@ -112,9 +150,7 @@ def line_of(answer: Answer) -> LineView:
     """Return the fitted lines under the flags after the restart, as the fraction moves."""
     name, window = FRACTION_FLAG[answer.advice.engine], answer.advice.window
     edges = (window.lowest, window.highest) if window else ()
-    shown = (answer.running_fraction, answer.advice.flags.get(name), *edges)
-    along = fractions(answer.fit.starts, shown, POINTS)
-    return line_view([(fraction, answer.fit.predict({**answer.flags, name: fraction})) for fraction in along])
+    return line_along(answer.fit, answer.flags, (answer.running_fraction, answer.advice.flags.get(name), *edges))
 
 
 def prompt_need(answer: Answer) -> EstimateOut:

@@ -54,6 +54,11 @@ def asked(given: Mapping[str, str], *, pair_id: UUID, like: UUID | None, default
     return Asked(values=typed, question=question, faults=_by_field(faults))
 
 
+def is_asked(given: Mapping[str, str]) -> bool:
+    """Tell whether a question was asked at all: any field of the form was said."""
+    return any(given.get(name, "").strip() for name in FIELDS)
+
+
 def default_target(flags: Mapping[str, Scalar], pool_tokens: int | None) -> int:
     """Return the target to begin with: what a request may ask for now, else what the pool holds now.
 

@@ -6,13 +6,13 @@ from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import MediaType, Request, Response, get, post
+from litestar import MediaType, Request, Response, post
 from litestar.params import FromPath
 
 from kvyield_server.api.auth import token_of
 from kvyield_server.api.services import services_of, utc_now
 from kvyield_server.pages.rendering import page
-from kvyield_server.pages.session import LOOKS, MANAGES
+from kvyield_server.pages.session import MANAGES, look
 from kvyield_server.pages.views.observation import observation_view
 from kvyield_server.pages.views.pairs import hardware_text
 from kvyield_server.pages.views.starts import start_row
@@ -22,7 +22,7 @@ from kvyield_server.usecases.ports import Role, UnitOfWork
 from kvyield_server.usecases.retract import retract
 
 
-@get("/ui/observations/{observation_id:uuid}", opt=LOOKS)
+@look("/ui/observations/{observation_id:uuid}")
 async def show_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> Response[str]:
     """Show everything known of a start."""
     return await _shown(request, observation_id, "", 200)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
-from litestar import MediaType, Request, Response, get, post
+from litestar import MediaType, Request, Response, post
 from litestar.params import FromPath
 from uuid6 import uuid7
 
@@ -18,7 +18,7 @@ from kvyield_server.pages.asking import CONFIDENCES, FIELDS
 from kvyield_server.pages.history import FILTERS, history_values
 from kvyield_server.pages.pairs_page import row_of
 from kvyield_server.pages.rendering import address_after, page
-from kvyield_server.pages.session import LOOKS
+from kvyield_server.pages.session import LOOKS, look
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.pairs import labels_of, memory_text
 from kvyield_server.pages.views.plot import starts_view
@@ -28,7 +28,7 @@ from kvyield_server.usecases.browse import stored_observation, stored_pair
 from kvyield_server.usecases.ports import Pair, UnitOfWork
 
 
-@get("/ui/pairs/{pair_id:uuid}", opt=LOOKS)
+@look("/ui/pairs/{pair_id:uuid}")
 async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show a pair whole."""
     services, given = services_of(request), dict(request.query_params)
@@ -41,7 +41,7 @@ async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) ->
     return page(request, "pair.html", await services.read(work))
 
 
-@get("/ui/pairs/{pair_id:uuid}/advice", opt=LOOKS)
+@look("/ui/pairs/{pair_id:uuid}/advice")
 async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the advice alone, for a form that changed."""
     services, given = services_of(request), dict(request.query_params)
@@ -68,7 +68,7 @@ async def keep_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) 
     return Response("", status_code=303, headers={"Location": f"/ui/advice#{stored.id}"}, media_type=MediaType.HTML)
 
 
-@get("/ui/pairs/{pair_id:uuid}/history", opt=LOOKS)
+@look("/ui/pairs/{pair_id:uuid}/history")
 async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the history alone, filtered."""
     services, given = services_of(request), dict(request.query_params)
@@ -81,7 +81,7 @@ async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID])
     return page(request, "history.html", values, headers={"HX-Replace-Url": address})
 
 
-@get("/ui/pairs/{pair_id:uuid}/compare", opt=LOOKS)
+@look("/ui/pairs/{pair_id:uuid}/compare")
 async def show_comparison(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show two starts of a pair side by side, the older one first."""
     services = services_of(request)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import Request, Response, get
+from litestar import Request, Response
 
 from kvyield_server.api.pages import key_of, page_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.observation import Outcome
 from kvyield_server.pages.rendering import page
-from kvyield_server.pages.session import LOOKS, services_and_gate
+from kvyield_server.pages.session import look, services_and_gate
 from kvyield_server.pages.views.pairs import PairRow, pair_row
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.pairs import pair_out
@@ -22,7 +22,7 @@ PAGE_SIZE = 25
 MOST_SEARCHED = 200
 
 
-@get("/ui", opt=LOOKS)
+@look("/ui")
 async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
     """Show pairs, the newest first, or how to record the first one."""
     services, gate = services_and_gate(request)

@@ -16,6 +16,7 @@ from litestar import MediaType, Request, Response
 from kvyield_server import __version__
 from kvyield_server.api.auth import token_of
 from kvyield_server.domain.observation import Outcome
+from kvyield_server.pages.views.starts import BOUND_NOTE
 from kvyield_server.pages.views.words import flag_parts, moment, outcome_word
 
 HERE = Path(__file__).parent
@@ -67,7 +68,7 @@ def _environment() -> Environment:
         "query": query_text,
         "flag_parts": flag_parts,
     }
-    environment.globals |= {"static": static_address, "here": "", "signed_out": False}
+    environment.globals |= {"static": static_address, "here": "", "signed_out": False, "bound_note": BOUND_NOTE}
     return environment
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import structlog
-from litestar import MediaType, Request, Response
+from litestar import HttpMethod, MediaType, Request, Response
 from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
-from litestar.handlers import BaseRouteHandler
+from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
 from kvyield_server.api.auth import TOKEN, Gate
 from kvyield_server.api.problems import ProblemContext, problem_of
@@ -28,7 +29,13 @@ SEEN_BY = "page_roles"
 LOOKS: dict[str, Any] = {SEEN_BY: frozenset({Role.READ, Role.ADMIN}), QUERY: None}
 MANAGES: dict[str, Any] = {SEEN_BY: frozenset({Role.ADMIN}), QUERY: None}
 ANYONE: dict[str, Any] = {QUERY: None}
+_READS = (HttpMethod.GET, HttpMethod.HEAD)
 _OWN_SITES = ("same-origin", "none")
+
+
+def look(path: str, opt: Mapping[str, Any] = LOOKS) -> HTTPRouteHandler:
+    """Return the decorator of a page that is only looked at: it answers GET, and HEAD with the same headers."""
+    return HTTPRouteHandler(path, http_method=_READS, opt=opt)
 
 
 async def page_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:

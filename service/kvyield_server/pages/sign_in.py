@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import MediaType, Request, Response, get, post
+from litestar import MediaType, Request, Response, post
 
 from kvyield_server.api.services import services_of
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.pages.rendering import page
-from kvyield_server.pages.session import ANYONE, COOKIE, safe_next, session_cookie, signed_in
+from kvyield_server.pages.session import ANYONE, COOKIE, look, safe_next, session_cookie, signed_in
 
 
-@get("/ui/sign-in", opt=ANYONE)
+@look("/ui/sign-in", opt=ANYONE)
 async def sign_in_page(request: Request[Any, Any, Any]) -> Response[str]:
     """Show the form that takes a token."""
     return _form(request, safe_next(request.query_params.get("next")), "", 200)

@@ -13,6 +13,11 @@
     }
   }
 
+  function nameZone() {
+    const at = document.getElementById("zone");
+    if (at) at.textContent = `Times in ${zone.resolvedOptions().timeZone}`;
+  }
+
   async function write(text) {
     if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
     const area = Object.assign(document.createElement("textarea"), { value: text, className: "vh" });
@@ -73,5 +78,10 @@
     const news = document.querySelector("[data-announce]");
     if (said && news) said.textContent = news.dataset.announce;
   });
-  document.addEventListener("DOMContentLoaded", () => prepare(document));
+  // Before the first question, a change of the form asks nothing: only Advise does.
+  document.addEventListener("htmx:configRequest", (event) => {
+    const cause = event.detail.triggeringEvent;
+    if (event.target.id === "ask" && cause && cause.type === "change" && !document.querySelector("#answer[data-asked]")) event.preventDefault();
+  });
+  document.addEventListener("DOMContentLoaded", () => { prepare(document); nameZone(); });
 })();

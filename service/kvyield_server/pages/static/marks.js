@@ -3,15 +3,19 @@
 globalThis.kvyieldMarks = (() => {
   const WORDS = new Intl.NumberFormat("en-US");
   const tokens = (value) => (value == null ? "—" : WORDS.format(Math.round(value)));
-  const gib = (value) => (value == null ? "—" : `${value.toFixed(2).replace("-", "−")} GiB`);
+  // As the server writes them: measured with two decimals, predicted with one, and no idle zeros.
+  const forms = [0, 1, 2].map((most) => new Intl.NumberFormat("en-US", { maximumFractionDigits: most, signDisplay: "negative" }));
+  const figure = (value, digits) => forms[digits].format(value).replace("-", "−");
+  const gib = (value, digits = 1) => (value == null ? "—" : `${figure(value, digits)} GiB`);
   const SHAPES = {
     ready: (c, x, y, r) => { c.arc(x, y, r, 0, 2 * Math.PI); return "fill"; },
     refused: (c, x, y, r) => { c.rect(x - r, y - r, 2 * r, 2 * r); return "stroke"; },
     oom_startup: (c, x, y, r) => { c.moveTo(x, y - 1.25 * r); c.lineTo(x + 1.15 * r, y + r); c.lineTo(x - 1.15 * r, y + r); c.closePath(); return "fill"; },
     oom_runtime: (c, x, y, r) => { c.moveTo(x, y - 1.35 * r); c.lineTo(x + 1.35 * r, y); c.lineTo(x, y + 1.35 * r); c.lineTo(x - 1.35 * r, y); c.closePath(); return "fill"; },
+    bound: (c, x, y, r) => { c.moveTo(x - 1.15 * r, y - r); c.lineTo(x + 1.15 * r, y - r); c.lineTo(x, y + r); c.closePath(); return "stroke"; },
     failed: (c, x, y, r) => { c.moveTo(x - r, y - r); c.lineTo(x + r, y + r); c.moveTo(x + r, y - r); c.lineTo(x - r, y + r); return "stroke"; },
   };
-  const COLOURS = { ready: "--accent", refused: "--amber", oom_startup: "--red", oom_runtime: "--plum", failed: "--muted" };
+  const COLOURS = { ready: "--accent", refused: "--amber", oom_startup: "--red", oom_runtime: "--plum", failed: "--muted", bound: "--accent" };
   const RADIUS = 4.5;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const ratio = () => devicePixelRatio || 1;
@@ -48,7 +52,7 @@ globalThis.kvyieldMarks = (() => {
     c.lineWidth = 1.8 * r;
     c.strokeStyle = how === "fill" ? colour("--panel") : ink;
     c.fillStyle = how === "fill" ? ink : colour("--panel");
-    if (how === "fill" || outcome === "refused") c.fill();
+    if (how === "fill" || outcome === "refused" || outcome === "bound") c.fill();
     c.stroke();
   }
 
@@ -72,7 +76,7 @@ globalThis.kvyieldMarks = (() => {
       y += plot.ctx.canvas.height + gap;
     }
     let x = 10 * r + c.measureText("Pool, tokens").width + 28 * r;
-    for (const [outcome, word] of new Map(starts.map((s) => [s.outcome, s.word]))) {
+    for (const [outcome, word] of new Map([...starts.map((s) => [s.outcome, s.word]), ...starts.filter((s) => s.bound).map(() => ["bound", "free at pool end: an upper bound"])])) {
       stamp(c, outcome, x, head + 8 * r);
       c.fillStyle = colour("--muted");
       c.fillText(word, x + 9 * r, head + 12 * r);
@@ -85,5 +89,5 @@ globalThis.kvyieldMarks = (() => {
     });
   }
 
-  return { tokens, gib, colour, ratio, label, rule, stamp, save };
+  return { tokens, figure, gib, colour, ratio, label, rule, stamp, save };
 })();

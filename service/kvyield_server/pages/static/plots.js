@@ -1,7 +1,8 @@
 "use strict";
 // The two plots of a pair: pool tokens and free memory against the fraction, on one axis, with the advice over them.
 (() => {
-  const { tokens, gib, colour, ratio, label, rule, stamp, save } = globalThis.kvyieldMarks;
+  const { tokens, figure, gib, colour, ratio, label, rule, stamp, save } = globalThis.kvyieldMarks;
+  const DAY = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric", timeZoneName: "short" });
   let plots = [];
   let curve = null;
   let advice = null;
@@ -10,8 +11,8 @@
   const read = (id) => { const node = document.getElementById(id); return node ? JSON.parse(node.textContent) : null; };
   function xRange() {
     const known = [...line.fraction, ...curve.starts.map((s) => s.fraction)];
-    if (advice) known.push(advice.advised, ...(advice.window || []));
-    const inside = known.filter((f) => f != null && f <= 1.02);
+    if (advice) known.push(advice.advised, advice.running, ...(advice.window || []));
+    const inside = known.filter((f) => typeof f === "number" && f <= 1.02);
     return [Math.min(...inside), Math.max(...inside)];
   }
 
@@ -68,7 +69,7 @@
       c.clip();
       const isPool = which === "pool";
       if (advice) {
-        if (isPool) horizontal(u, advice.target, colour("--ink"), [6, 4], `target ${tokens(advice.target)} tokens`, "target");
+        if (isPool && advice.target != null) horizontal(u, advice.target, colour("--ink"), [6, 4], `target ${tokens(advice.target)} tokens`, "target");
         if (!isPool && advice.need) need(u);
         if (advice.running !== advice.advised) vertical(u, advice.running, colour("--muted"), [2, 3], isPool ? `running ${advice.running}` : "", 1);
         vertical(u, advice.advised, colour("--accent"), [], isPool ? `advised ${advice.advised}` : "", 0);
@@ -96,7 +97,7 @@
   function mark(u, start, which) {
     const at = place(u, start, which);
     if (!at) return;
-    stamp(u.ctx, start.outcome, at[0], at[1]);
+    stamp(u.ctx, which === "free" && start.bound ? "bound" : start.outcome, at[0], at[1]);
   }
 
   function nearest(u, left, top, which) {
@@ -113,9 +114,9 @@
   function told(fraction) {
     const pool = atCursor(fraction, "pool"), free = atCursor(fraction, "free");
     return [
-      [curve.flag, fraction.toFixed(4).replace(/0$/, "")],
+      [curve.flag, String(+fraction.toFixed(4))],
       ["pool", pool ? `${tokens(pool.median)} tokens (90 %: ${tokens(pool.low)} to ${tokens(pool.high)})` : "not known"],
-      ["free memory at ready", free ? `${gib(free.median)} (90 %: ${gib(free.low).replace(" GiB", "")} to ${gib(free.high)})` : "not known"],
+      ["free memory at ready", free ? `${gib(free.median)} (90 %: ${figure(free.low, 1)} to ${figure(free.high, 1)})` : "not known"],
     ];
   }
 
@@ -129,8 +130,8 @@
     });
     if (start) {
       const entry = document.createElement("div"), strong = document.createElement("b");
-      strong.textContent = `${start.fraction}: ${start.pool == null ? "no pool" : `${tokens(start.pool)} tokens`}, ${start.free == null ? "free memory not known" : `${gib(start.free)} free at ready`}`;
-      entry.append(`start, ${start.word}, ${new Date(start.at).toLocaleDateString()}: `, strong);
+      strong.textContent = `${start.fraction}: ${start.pool == null ? "no pool" : `${tokens(start.pool)} tokens`}, ${start.free == null ? "free memory not known" : `${start.bound ? "at most " : ""}${gib(start.free, 2)} free at ready${start.bound ? " (measured at pool end, before graphs)" : ""}`}`;
+      entry.append(`start, ${start.word}, ${DAY.format(new Date(start.at))}: `, strong);
       nodes.push(entry);
     }
     box.replaceChildren(...nodes);
@@ -151,7 +152,7 @@
     const ink = colour("--muted"), grid = { stroke: colour("--faint"), width: 1 }, ticks = { stroke: colour("--line"), width: 1, size: 4 };
     const isPool = which === "pool", font = "12px system-ui, sans-serif", band = line[which];
     const measured = curve.starts.map((s) => (isPool ? s.pool : s.free));
-    const most = Math.max(1, ...curve.starts.map((s) => s.pool || 0), ...(line.pool ? line.pool.high : []), advice ? advice.target : 0);
+    const most = Math.max(1, ...curve.starts.map((s) => s.pool || 0), ...(line.pool ? line.pool.high : []), (advice && advice.target) || 0);
     const none = { show: false };
     return {
       width: node.clientWidth, height,
@@ -209,7 +210,10 @@
     stage.setAttribute("aria-valuemin", line.fraction[0]);
     stage.setAttribute("aria-valuemax", line.fraction.at(-1));
     draw();
-    const known = line.fraction, first = advice && advice.advised != null ? advice.advised : known[Math.floor(known.length / 2)];
+    const known = line.fraction;
+    const wanted = advice && [advice.held ? null : advice.advised, advice.running, advice.advised].find((f) => typeof f === "number");
+    const first = wanted != null ? wanted : known[Math.floor(known.length / 2)];
+    for (const item of document.querySelectorAll("[data-asked-only]")) item.hidden = !advice || advice.target == null;
     stage.setAttribute("aria-valuenow", first);
     show(told(first), null);
   }

@@ -20,7 +20,7 @@ from kvyield_server.pages.views.words import (
     span_tokens,
     tokens,
 )
-from kvyield_server.schemas.recommendations import AdviceOut, ChangeOut, LeverOut
+from kvyield_server.schemas.recommendations import AdviceOut, ChangeOut, LeverOut, RestartsOut
 
 FORMATS = (
     ("args", "Arguments"),
@@ -29,6 +29,7 @@ FORMATS = (
     ("compose", "compose"),
     ("kubernetes", "Kubernetes"),
 )
+HOLDS = "What runs now already holds this target: no restart is needed"
 STATUS_WORDS = {
     Status.OK: "ok",
     Status.AT_RISK: "at risk",
@@ -39,17 +40,17 @@ STATUS_WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One predicted figure: what, how much, between what and what, and the chance that it suffices."""
+    """One figure: what, how much, between what and what, and what to know of it."""
 
     name: str
     value: str
     span: str
-    chance: str
+    note: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeverRow:
-    """Another way, with what it gains and what it costs."""
+    """A lever, with what it gains and what it costs."""
 
     flags: str
     joint: str
@@ -100,7 +101,7 @@ def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, st
         figures=_figures(advice, target_tokens),
         changes=tuple(_change(change) for change in advice.changes),
         restarts=figure(plan.expected if plan else None, 1),
-        minutes=f"{figure(plan.minutes, 1)} min" if plan and plan.minutes else "",
+        minutes=_minutes(plan),
         verification=duration(advice.verification_seconds),
         window=_window(advice),
         warnings=tuple(warning.detail for warning in advice.warnings),
@@ -117,40 +118,40 @@ def _heading(advice: AdviceOut) -> str:
     if advice.status is Status.NOT_ENOUGH_EVIDENCE:
         return "Not enough evidence for advice"
     if not advice.changes and advice.flags:
-        return "Keep the flags that run now" + ("" if advice.status is Status.OK else ", and verify")
+        return HOLDS if advice.status is Status.OK else "Keep the flags that run now, and verify"
     return "Restart with" if advice.status is Status.OK else "Restart with, then verify"
 
 
 def _summary(advice: AdviceOut) -> str:
-    chance = advice.probability
+    odds = advice.probability
     if advice.status is Status.INFEASIBLE and advice.binding_constraint:
         return f"What stands in the way: {advice.binding_constraint.replace('_', ' ')}."
-    if chance is None or chance.joint is None:
+    if odds is None or odds.joint is None:
         return ""
-    return f"{percent(chance.joint)} chance that pool and memory both suffice"
+    return f"probability that pool and memory both suffice: {percent(odds.joint)}"
 
 
 def _figures(advice: AdviceOut, target_tokens: int) -> tuple[Figure, ...]:
-    predicted, chance = advice.prediction, advice.probability
+    predicted, odds = advice.prediction, advice.probability
     pool, free, headroom = predicted.pool_tokens, predicted.free_at_ready_gib, predicted.headroom_gib
     return (
         Figure(
             name="Pool",
             value=f"{tokens(pool.median)} tokens" if pool else UNKNOWN,
             span=span_tokens(pool),
-            chance=f"holds the target: {percent(chance.pool)}" if chance else "",
+            note=f"holds the target: {percent(odds.pool)}" if odds else "",
         ),
         Figure(
             name="Free memory at ready",
             value=gib(free.median, 1) if free else UNKNOWN,
             span=span_gib(free),
-            chance="",
+            note="",
         ),
         Figure(
             name="Headroom at the peak of a prompt",
             value=gib(headroom.median, 1) if headroom else UNKNOWN,
             span=span_gib(headroom),
-            chance=f"survives {tokens(target_tokens)} tokens: {percent(chance.memory)}" if chance else "",
+            note=f"survives {tokens(target_tokens)} tokens: {percent(odds.memory)}" if odds else "",
         ),
     )
 
@@ -167,6 +168,12 @@ def _window(advice: AdviceOut) -> str:
         return "empty at this confidence"
     low, high = figure(advice.window.lowest, 3), figure(advice.window.highest, 3)
     return f"{FRACTION_FLAG[advice.engine]} {low} to {high}"
+
+
+def _minutes(plan: RestartsOut | None) -> str:
+    if plan is None or plan.minutes is None or not plan.expected:
+        return ""
+    return "under a minute" if plan.minutes < 1 else f"{figure(plan.minutes, 1)} min"
 
 
 def _basis(advice: AdviceOut) -> str:

@@ -11,7 +11,8 @@ from uuid import UUID
 from kvyield_server.domain.answers import Status
 from kvyield_server.domain.observation import Outcome
 from kvyield_server.pages.views.advice import STATUS_WORDS
-from kvyield_server.pages.views.words import figure, gib, outcome_word, percent, span_gib, span_tokens, tokens
+from kvyield_server.pages.views.starts import free_at_ready_text
+from kvyield_server.pages.views.words import UNKNOWN, figure, outcome_word, percent, span_gib, span_tokens, tokens
 from kvyield_server.schemas.observations import ObservationOut
 from kvyield_server.schemas.recommendations import RecommendationOut
 
@@ -34,7 +35,7 @@ class LogRow:
     command_line: str
     predicted_pool: str
     predicted_free: str
-    chance: str
+    probability: str
     observation_id: UUID | None
     outcome: Outcome | None
     outcome_word: str
@@ -70,7 +71,7 @@ class CoveragePlot:
 
 def log_row(answer: RecommendationOut, start: ObservationOut | None) -> LogRow:
     """Return one line of the log."""
-    predicted, chance = answer.prediction, answer.probability
+    predicted, odds = answer.prediction, answer.probability
     measured = start.measurements if start else None
     return LogRow(
         id=answer.id,
@@ -81,12 +82,12 @@ def log_row(answer: RecommendationOut, start: ObservationOut | None) -> LogRow:
         command_line=answer.command_line or "nothing to restart with",
         predicted_pool=span_tokens(predicted.pool_tokens),
         predicted_free=span_gib(predicted.free_at_ready_gib),
-        chance=percent(chance.joint if chance else None),
+        probability=percent(odds.joint if odds else None),
         observation_id=answer.observation_id,
         outcome=start.outcome if start else None,
         outcome_word=outcome_word(start.outcome) if start else "",
         pool=tokens(measured.pool_tokens if measured else None),
-        free=gib(measured.free_at_ready_gib if measured else None),
+        free=free_at_ready_text(measured) if measured else UNKNOWN,
         verdict=_verdict(answer, start),
     )
 

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 from kvyield_server.domain.observation import Measurements, Scalar
-from kvyield_server.pages.views.starts import engine_text, verification_text
+from kvyield_server.pages.views.starts import (
+    AT_LEAST,
+    AT_MOST,
+    BOUND_NOTE,
+    engine_text,
+    free_at_ready_text,
+    is_bound,
+    verification_text,
+)
 from kvyield_server.pages.views.words import MINUS, UNKNOWN, figure, flag_value, gib, outcome_word, tokens
 from kvyield_server.schemas.observations import ObservationOut
 
@@ -66,6 +74,13 @@ def measurement_text(name: str, value: float | None) -> str:
     return gib(value)
 
 
+def measured_text(name: str, measured: Measurements) -> str:
+    """Return a measurement of a start; free memory that is an upper bound says so."""
+    if name == "free_at_ready_gib" and is_bound(measured):
+        return f"{free_at_ready_text(measured, ' GiB')} ({BOUND_NOTE})"
+    return measurement_text(name, getattr(measured, name))
+
+
 def _heading(first: ObservationOut, second: ObservationOut) -> tuple[ComparedRow, ...]:
     pairs = (
         ("Outcome", outcome_word(first.outcome), outcome_word(second.outcome)),
@@ -91,13 +106,23 @@ def _measured(first: Measurements, second: Measurements) -> tuple[ComparedRow, .
         rows.append(
             ComparedRow(
                 name=MEASUREMENT_WORDS[field.name],
-                first=measurement_text(field.name, one),
-                second=measurement_text(field.name, two),
-                change=_with_unit(field.name, _change(one, two)),
+                first=measured_text(field.name, first),
+                second=measured_text(field.name, second),
+                change=_measured_change(field.name, first, second),
                 differs=one != two,
             )
         )
     return tuple(rows)
+
+
+def _measured_change(name: str, first: Measurements, second: Measurements) -> str:
+    """Return the change; from an upper bound it is the least that it can be, to one the most, between two unknown."""
+    change = _with_unit(name, _change(getattr(first, name), getattr(second, name)))
+    if name != "free_at_ready_gib" or not change:
+        return change
+    marks = {(False, False): "", (True, False): AT_LEAST, (False, True): AT_MOST}
+    mark = marks.get((is_bound(first), is_bound(second)))
+    return "" if mark is None else f"{mark}{change}"
 
 
 def _change(one: Scalar, two: Scalar) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from kvyield_server.domain.answers import FitSummary
 from kvyield_server.domain.observation import Measurements, Verification
-from kvyield_server.pages.views.comparison import MEASUREMENT_WORDS, measurement_text
+from kvyield_server.pages.views.comparison import MEASUREMENT_WORDS, measured_text
+from kvyield_server.pages.views.starts import AT_MOST, is_bound
 from kvyield_server.pages.views.words import UNKNOWN, duration, flag_value, gib, label_word, tokens
 from kvyield_server.schemas.observations import ObservationOut
 
@@ -83,12 +84,15 @@ def observation_view(start: ObservationOut, fits: Sequence[FitSummary]) -> Obser
 
 
 def memory_steps(measured: Measurements, verifications: tuple[Verification, ...]) -> tuple[MemoryStep, ...]:
-    """Return free memory from before load to the lowest point of each prompt; nothing for one figure alone."""
+    """Return free memory from before load to the lowest point of each prompt; nothing for one figure alone.
+
+    What is only known at pool end is drawn there, and not at ready again.
+    """
     known = [
         ("before load", measured.free_before_load_gib),
         ("after load", measured.free_after_load_gib),
         ("at pool end, before graphs", measured.free_at_pool_end_gib),
-        ("at ready", measured.free_at_ready_gib),
+        ("at ready", None if is_bound(measured) else measured.free_at_ready_gib),
     ]
     for item in verifications:
         known.append((f"before the prompt of {tokens(item.prompt_tokens)} tokens", item.free_before_gib))
@@ -101,10 +105,8 @@ def memory_steps(measured: Measurements, verifications: tuple[Verification, ...]
 
 
 def _measurements(measured: Measurements) -> tuple[tuple[str, str], ...]:
-    values = [(field.name, getattr(measured, field.name)) for field in fields(Measurements)]
-    return tuple(
-        (MEASUREMENT_WORDS[name], measurement_text(name, value)) for name, value in values if value is not None
-    )
+    names = [field.name for field in fields(Measurements) if getattr(measured, field.name) is not None]
+    return tuple((MEASUREMENT_WORDS[name], measured_text(name, measured)) for name in names)
 
 
 def _failure(start: ObservationOut) -> tuple[tuple[str, str], ...]:
@@ -134,7 +136,7 @@ def _verification(item: Verification, measured: Measurements) -> VerificationRow
         first_token=duration(item.time_to_first_token_seconds),
         cached=tokens(item.cached_tokens),
         lowest_free=gib(item.lowest_free_gib),
-        prompt_need=gib(need),
+        prompt_need=f"{AT_MOST if need is not None and is_bound(measured) else ''}{gib(need)}",
         answer=_answer(item),
         error=item.error or "",
     )

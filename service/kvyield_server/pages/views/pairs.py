@@ -9,8 +9,8 @@ from uuid import UUID
 
 from kvyield_server.domain.answers import FitSummary
 from kvyield_server.domain.observation import Hardware, Outcome
-from kvyield_server.pages.views.starts import fraction_text
-from kvyield_server.pages.views.words import UNKNOWN, engine_word, figure, gib, label_word, outcome_word, plural, tokens
+from kvyield_server.pages.views.starts import fraction_text, free_at_ready_text, is_bound
+from kvyield_server.pages.views.words import UNKNOWN, engine_word, gib, label_word, outcome_word, plural, tokens
 from kvyield_server.schemas.observations import ObservationOut
 from kvyield_server.schemas.pairs import PairOut
 
@@ -34,6 +34,7 @@ class PairRow:
     fraction: str
     pool_tokens: str
     free_at_ready: str
+    is_bound: bool
     deployments: str
     alerts: tuple[str, ...]
     failures: str
@@ -53,7 +54,8 @@ def pair_row(pair: PairOut, last: ObservationOut | None, fits: Sequence[FitSumma
         last_outcome_word=outcome_word(last.outcome) if last else UNKNOWN,
         fraction=fraction_text(last.engine.name, last.flags) if last else UNKNOWN,
         pool_tokens=tokens(measured.pool_tokens if measured else None),
-        free_at_ready=figure(measured.free_at_ready_gib if measured else None),
+        free_at_ready=free_at_ready_text(measured) if measured else UNKNOWN,
+        is_bound=measured is not None and is_bound(measured),
         deployments=str(len(fits)),
         alerts=alerts_of(fits),
         failures=plural(failures, "failure") if failures else "",

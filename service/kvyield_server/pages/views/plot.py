@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from kvyield_server.domain.answers import Prediction
 from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Outcome, Scalar
+from kvyield_server.pages.views.starts import is_bound
 from kvyield_server.pages.views.words import figure, gib, outcome_word, span_gib, span_tokens, tokens
 from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out
 from kvyield_server.schemas.recommendations import AdviceOut
@@ -49,6 +50,10 @@ class StartsView:
     outcomes: tuple[Outcome, ...]
 
     @property
+    def has_bounds(self) -> bool:
+        return any(start["bound"] for start in self.data)
+
+    @property
     def is_thinned(self) -> bool:
         return self.shown < self.total
 
@@ -63,14 +68,19 @@ def fractions(starts: Iterable[Observation], others: Iterable[Scalar], points: i
     return sorted(grid | {fraction for fraction in wanted if low <= fraction <= high})
 
 
-def line_view(points: Sequence[tuple[float, Prediction]]) -> LineView:
-    """Return the fitted lines through predictions along the fraction."""
+def line_view(points: Sequence[tuple[float, Prediction]], told: Iterable[Scalar] = ()) -> LineView:
+    """Return the fitted lines through predictions along the fraction; the table never leaves ``told`` fractions out.
+
+    Figures are rounded as an advice rounds them, so that one fraction never has two figures on a page.
+    """
     data = {
         "fraction": [fraction for fraction, _ in points],
         "pool": _band([tokens_out(prediction.pool_tokens) for _, prediction in points]),
-        "free": _band([estimate_out(prediction.free_at_ready_gib, digits=3) for _, prediction in points]),
+        "free": _band([estimate_out(prediction.free_at_ready_gib, digits=2) for _, prediction in points]),
     }
-    return LineView(data=data, rows=tuple(_row(*point) for point in _sampled(points, TABLE_ROWS)))
+    always = [point for point in points if point[0] in set(told)]
+    rows = {point[0]: point for point in [*_sampled(points, TABLE_ROWS), *always]}
+    return LineView(data=data, rows=tuple(_row(*rows[fraction]) for fraction in sorted(rows)))
 
 
 def starts_view(starts: Sequence[Observation], most: int = MOST_STARTS) -> StartsView:
@@ -102,8 +112,13 @@ def thinned(starts: Sequence[Observation], most: int) -> list[Observation]:
     return [start for start in starts if start.id in chosen]
 
 
-def overlay(advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None) -> dict[str, Any]:
-    """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need."""
+def overlay(
+    advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None, is_held: bool = False
+) -> dict[str, Any]:
+    """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need.
+
+    ``held`` says that what runs now holds the target as it is.
+    """
     return {
         "target": target_tokens,
         "window": [advice.window.lowest, advice.window.highest] if advice.window else None,
@@ -111,7 +126,14 @@ def overlay(advice: AdviceOut, *, running: Scalar, target_tokens: int, need: Est
         "running": running,
         "need": [need.low, need.median, need.high] if need else None,
         "status": advice.status.value,
+        "held": is_held,
     }
+
+
+def nothing_asked(running: Scalar) -> dict[str, Any]:
+    """Return what the plots draw over the lines before a question: the running fraction alone."""
+    nothing = dict.fromkeys(("target", "window", "advised", "need", "status"))
+    return {**nothing, "running": running, "held": False}
 
 
 def _band(estimates: Sequence[EstimateOut | None]) -> dict[str, list[float | None]] | None:
@@ -133,11 +155,12 @@ def _start(start: Observation) -> dict[str, Any]:
         "fraction": start.fraction,
         "pool": start.measurements.pool_tokens,
         "free": start.measurements.free_at_ready_gib,
+        "bound": is_bound(start.measurements),
     }
 
 
 def _row(fraction: float, prediction: Prediction) -> NumberRow:
-    pool, free = tokens_out(prediction.pool_tokens), estimate_out(prediction.free_at_ready_gib, digits=3)
+    pool, free = tokens_out(prediction.pool_tokens), estimate_out(prediction.free_at_ready_gib, digits=2)
     return NumberRow(
         fraction=figure(fraction, 4),
         pool=tokens(pool.median if pool else None),

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Outcome, Scalar, Verification
+from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Measurements, Outcome, Scalar, Verification
 from kvyield_server.pages.views.words import UNKNOWN, engine_word, figure, flag_value, outcome_word, plural, tokens
 from kvyield_server.schemas.observations import ObservationOut
 
 CONTEXT_FLAGS = ("context_length", "max_model_len", "max_seq_len", "session_len")
 REQUEST_FLAGS = ("max_running_requests", "max_num_seqs", "max_batch_size")
+AT_MOST, AT_LEAST = "≤ ", "≥ "
+BOUND_NOTE = "at pool end, before graphs: an upper bound"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,7 @@ class StartRow:
     requests: str
     pool_tokens: str
     free_at_ready: str
+    is_bound: bool
     startup_minutes: str
     verification: str
     has_passed: bool | None
@@ -50,14 +53,34 @@ def start_row(start: ObservationOut) -> StartRow:
         context=_count(start.flags, CONTEXT_FLAGS),
         requests=_count(start.flags, REQUEST_FLAGS),
         pool_tokens=tokens(measured.pool_tokens),
-        free_at_ready=figure(measured.free_at_ready_gib),
-        startup_minutes=figure(seconds / 60, 1) if seconds is not None else UNKNOWN,
+        free_at_ready=free_at_ready_text(measured),
+        is_bound=is_bound(measured),
+        startup_minutes=minutes_text(seconds),
         verification=verification_text(start.verifications),
         has_passed=all(item.passed for item in start.verifications) if start.verifications else None,
         host=start.host or UNKNOWN,
         note=note_of(start),
         is_retracted=start.retracted_at is not None,
     )
+
+
+def is_bound(measured: Measurements) -> bool:
+    """Tell whether free memory at ready is only the earlier figure at pool end: graphs took their share after it."""
+    return measured.free_at_ready_gib is not None and measured.free_at_ready_gib == measured.free_at_pool_end_gib
+
+
+def free_at_ready_text(measured: Measurements, unit: str = "") -> str:
+    """Return free memory at ready; an upper bound is marked as one."""
+    text = figure(measured.free_at_ready_gib)
+    return text if text == UNKNOWN else f"{AT_MOST if is_bound(measured) else ''}{text}{unit}"
+
+
+def minutes_text(seconds: float | None) -> str:
+    """Return a start-up time in minutes; what took any time never reads as none."""
+    if seconds is None:
+        return UNKNOWN
+    text = figure(seconds / 60, 1)
+    return "< 0.1" if text == "0" and seconds > 0 else text
 
 
 def engine_text(start: ObservationOut) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
 from kvyield_server.domain.observation import EngineName, Outcome, Scalar
@@ -11,6 +12,7 @@ from kvyield_server.schemas.common import EstimateOut
 
 UNKNOWN = "—"
 MINUS = "−"
+_EXACT = Context(prec=400, rounding=ROUND_HALF_UP)
 
 ENGINE_WORDS = {
     EngineName.SGLANG: "SGLang",
@@ -33,10 +35,11 @@ def tokens(value: float | None) -> str:
 
 
 def figure(value: float | None, digits: int = 2) -> str:
-    """Return a number with at most ``digits`` decimals and no trailing zeros."""
+    """Return a number with at most ``digits`` decimals and no trailing zeros; halves go up, as in the plots' script."""
     if value is None or not isfinite(value):
         return UNKNOWN
-    text = f"{value:,.{digits}f}"
+    rounded = Decimal(repr(float(value))).quantize(Decimal(1).scaleb(-digits), context=_EXACT)
+    text = f"{rounded:,f}"
     text = text.rstrip("0").rstrip(".") if "." in text else text
     return ("0" if text in ("-0", "") else text).replace("-", MINUS)
 
