@@ -50,6 +50,7 @@ HANDLERS: tuple[HTTPRouteHandler, ...] = (
     health.ready,
     health.metrics,
     about.index,
+    about.is_here,
     about.list_problems,
     about.get_problem,
     about.openapi,

@@ -6,7 +6,7 @@ from uuid import UUID
 
 import pytest
 
-from kvyield_server.pages.asking import Asked, asked, default_target
+from kvyield_server.pages.asking import Asked, asked, default_target, is_asked
 
 PAIR = UUID(int=9)
 
@@ -55,6 +55,13 @@ def test_a_fault_is_said_beside_its_field(field: str, typed: str) -> None:
 def test_fields_that_are_not_in_the_form_are_ignored() -> None:
     """The page's other parameters, such as filters of the history, never reach the question."""
     assert ask(outcome="ready", pair_id="x").question is not None
+
+
+def test_a_question_is_asked_by_a_field_of_the_form() -> None:
+    """A deployment, a filter or an empty field asks nothing; any field that is said does."""
+    assert not is_asked({"deployment": "x", "outcome": "ready", "target_tokens": " "})
+    assert is_asked({"target_tokens": "150000"})
+    assert is_asked({"concurrent": "2"})
 
 
 def test_the_target_begins_with_what_runs_now() -> None:

@@ -51,7 +51,7 @@ def test_pairs_are_listed_and_searched(page: Page, site: Site) -> None:
     expect(page.locator("#pairs")).to_contain_text("No model or GPU holds no such thing")
     page.get_by_role("link", name="Show all pairs").click()
     page.get_by_role("link", name="Qwen/Qwen3-8B").click()
-    expect(page.locator("#text-args")).to_contain_text("--gpu-memory-utilization")
+    expect(page.locator("#answer")).to_contain_text("--gpu-memory-utilization 0.9")
 
 
 def test_drift_is_seen_from_the_list(page: Page, site: Site) -> None:
@@ -128,6 +128,7 @@ def test_retracting_a_start_takes_it_out_of_the_fit(page: Page, site: Site) -> N
     expect(page.get_by_role("button", name="Retract this start")).to_have_count(0)
     page.get_by_role("link", name=samples.MODEL).click()
     expect(page.locator("#history tr.retracted")).to_have_count(1)
+    page.get_by_role("button", name="Advise").click()
     expect(page.locator("#answer")).to_contain_text("Rests on 2 starts")
 
 
@@ -136,7 +137,7 @@ def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site
     site.post(samples.worked_case())
     page.goto(f"{site.url}/ui/advice")
     expect(page.locator("main")).to_contain_text("No advice was kept yet")
-    page.goto(f"{site.url}/ui/pairs/{site.pair()}")
+    page.goto(f"{site.url}/ui/pairs/{site.pair()}?target_tokens=200000")
     page.get_by_role("button", name="Keep in the log").click()
     page.wait_for_url("**/ui/advice#*")
     expect(page.locator("main")).to_contain_text("no start names it yet")
@@ -151,6 +152,21 @@ def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site
     expect(page.locator("main")).to_contain_text("Restarts a target: 1 on average")
     page.locator(f"[id='{number}']").get_by_role("link", name="ready").click()
     expect(page.get_by_text("Settles advice")).to_be_visible()
+
+
+def test_the_log_clips_nothing(page: Page, site: Site) -> None:
+    """At 1280 px flags and ids are whole, and an id is copied whole."""
+    site.post(samples.worked_case())
+    number, _ = advised(site)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.goto(f"{site.url}/ui/advice")
+    frame = page.locator(".scroll").first
+    assert frame.evaluate("node => node.scrollWidth - node.clientWidth") <= 0
+    expect(page.locator(f"[id='flags-{number}']")).to_contain_text("--context-length 200007 --max-running-requests 8")
+    expect(page.locator(f"[id='id-{number}']")).to_have_text(number)
+    page.get_by_role("button", name="Copy the id").click()
+    expect(page.get_by_role("button", name="Copy the id")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == number
 
 
 def test_hostile_names_are_only_text(page: Page, site: Site) -> None:
@@ -212,7 +228,7 @@ def test_no_page_is_wider_than_a_phone(page: Page, site: Site) -> None:
 def test_everything_can_be_reached_with_the_keyboard(page: Page, site: Site) -> None:
     """Tab walks from the skip link through advice, form and plots to the history, and focus is always visible."""
     site.post(samples.worked_case())
-    page.goto(f"{site.url}/ui/pairs/{site.pair()}")
+    page.goto(f"{site.url}/ui/pairs/{site.pair()}?target_tokens=200000")
     reached = []
     for _ in range(60):
         page.keyboard.press("Tab")

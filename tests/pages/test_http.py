@@ -78,6 +78,35 @@ def test_the_front_door_leads_browsers_to_the_pages(client: Client) -> None:
     assert client.get("/", headers={"accept": "application/json"}).json()["name"] == "kvyield"
 
 
+@pytest.mark.parametrize("path", ["/", "/ui", "/ui/advice", "/ui/sign-in", "/ui/static/kvyield.js"])
+def test_pages_answer_who_asks_for_the_head_alone(client: Client, path: str) -> None:
+    """HEAD finds the front door and the pages, as link checkers and load balancers ask."""
+    assert client.head(path).status_code == 200
+
+
+def test_a_pair_opens_without_advice(client: Client, storage: MemoryStorage) -> None:
+    """With no question asked nothing is there to restart with or to keep; a target in the address is a question."""
+    opened = client.get(f"/ui/pairs/{pair(storage)}").text
+    assert ("What runs now" in opened, "data-copy" in opened, "Keep in the log" in opened) == (True, False, False)
+    assert "Restart with" in client.get(f"/ui/pairs/{pair(storage)}?target_tokens=200000").text
+    assert client.head(f"/ui/pairs/{pair(storage)}").status_code == 200
+
+
+def test_what_runs_and_holds_the_target_comes_first(client: Client, storage: MemoryStorage) -> None:
+    """When the running fraction is in the safe window no restart is needed, and a smaller fraction comes second."""
+    text = client.get(f"/ui/pairs/{pair(storage)}?target_tokens=100000").text
+    first = text.index("What runs now already holds this target: no restart is needed")
+    assert first < text.index("A smaller fraction holds it too") < text.index('id="text-args"')
+    assert "no restart is needed" not in client.get(f"/ui/pairs/{pair(storage)}?target_tokens=200000").text
+
+
+def test_words_are_those_of_the_glossary(client: Client, storage: MemoryStorage) -> None:
+    """The pages say lever, probability and predicted, and none of the words that mean the same."""
+    text = client.get(f"/ui/pairs/{pair(storage)}?target_tokens=200000").text + client.get("/ui/advice").text
+    assert "Levers, best first" in text
+    assert not [word for word in ("Other ways", "hance", "foretold") if word in text]
+
+
 def test_pages_are_not_part_of_the_api(client: Client) -> None:
     """The OpenAPI document lists no page."""
     assert not [path for path in client.get("/schema/openapi.json").json()["paths"] if path.startswith("/ui")]

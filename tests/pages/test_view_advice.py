@@ -7,9 +7,9 @@ from uuid import UUID
 
 import pytest
 
-from kvyield_server.domain.answers import AdvicePrediction, Status
+from kvyield_server.domain.answers import AdvicePrediction, Probability, RestartPlan, Status
 from kvyield_server.pages.views.advice import AdviceView, advice_view
-from kvyield_server.pages.views.plot import overlay
+from kvyield_server.pages.views.plot import nothing_asked, overlay
 from kvyield_server.schemas.common import EstimateOut
 from kvyield_server.schemas.recommendations import advice_out
 from pages.values import advice, window
@@ -22,17 +22,17 @@ def view(texts: dict[str, str] | None = None, **changes: Any) -> AdviceView:
 
 
 def test_the_worked_case_reads_as_it_is() -> None:
-    """Flags, figures with units, intervals and chances of the worked case are all said."""
+    """Flags, figures with units, intervals and probabilities of the worked case are all said."""
     shown = view({"args": "--mem-fraction-static 0.926", "systemd": "[Service]"})
     pool, free, headroom = shown.figures
     assert (shown.heading, shown.status_word) == ("Restart with, then verify", "at risk")
-    assert (pool.value, pool.span, pool.chance) == (
+    assert (pool.value, pool.span, pool.note) == (
         "200,225 tokens",
         "200,144 to 200,306",
         "holds the target: > 99.9 %",
     )
     assert (free.value, free.span) == ("5.5 GiB", "5.2 to 5.8")
-    assert (headroom.span, headroom.chance) == ("−2.6 to 4.4", "survives 200,000 tokens: 84 %")
+    assert (headroom.span, headroom.note) == ("−2.6 to 4.4", "survives 200,000 tokens: 84 %")
     assert (shown.restarts, shown.minutes, shown.verification) == ("1.2", "7.2 min", "2 min 33 s")
     assert [key for key, _, _ in shown.texts] == ["args", "systemd"]
 
@@ -41,7 +41,7 @@ def test_the_worked_case_reads_as_it_is() -> None:
     ("changes", "heading"),
     [
         ({"status": Status.OK, "window": window(0.92, 0.94)}, "Restart with"),
-        ({"status": Status.OK, "changes": ()}, "Keep the flags that run now"),
+        ({"status": Status.OK, "changes": ()}, "What runs now already holds this target: no restart is needed"),
         ({"status": Status.AT_RISK, "changes": ()}, "Keep the flags that run now, and verify"),
         ({"status": Status.INFEASIBLE, "flags": {}}, "No fraction holds this target"),
         ({"status": Status.NOT_ENOUGH_EVIDENCE, "flags": {}}, "Not enough evidence for advice"),
@@ -59,10 +59,26 @@ def test_an_infeasible_target_names_what_stands_in_the_way() -> None:
 
 
 def test_what_is_not_predicted_is_a_dash() -> None:
-    """Without evidence there are no figures and no chances."""
+    """Without evidence there are no figures and no probabilities."""
     shown = view(status=Status.NOT_ENOUGH_EVIDENCE, prediction=AdvicePrediction(), probability=None, restarts=None)
-    assert [(figure.value, figure.chance) for figure in shown.figures] == [("—", "")] * 3
+    assert [(figure.value, figure.note) for figure in shown.figures] == [("—", "")] * 3
     assert (shown.restarts, shown.minutes) == ("—", "")
+
+
+@pytest.mark.parametrize(
+    ("expected", "minutes", "text"),
+    [(0.0, 0.0, ""), (1.0, 0.04, "under a minute"), (1.0, 0.9, "under a minute"), (1.2, 7.2, "7.2 min")],
+)
+def test_a_restart_never_takes_no_time(expected: float, minutes: float, text: str) -> None:
+    """A restart of seconds is said to take under a minute, not 0 minutes."""
+    assert view(restarts=RestartPlan(expected=expected, minutes=minutes, minutes_each=minutes)).minutes == text
+
+
+def test_a_certain_advice_still_reads_as_uncertain() -> None:
+    """Probabilities of 1 are shown as more than 99.9 % in every place of the advice."""
+    shown = view(probability=Probability(pool=1.0, memory=1.0, joint=1.0))
+    assert shown.summary == "probability that pool and memory both suffice: > 99.9 %"
+    assert [figure.note[-8:] for figure in shown.figures if figure.note] == ["> 99.9 %"] * 2
 
 
 def test_gains_of_levers_have_their_sign() -> None:
@@ -83,4 +99,5 @@ def test_the_plots_get_what_the_advice_says() -> None:
     out = advice_out(advice(window=window(0.92, 0.94)), PAIR)
     drawn = overlay(out, running=0.94, target_tokens=200_000, need=need)
     assert (drawn["target"], drawn["window"], drawn["advised"]) == (200_000, [0.92, 0.94], 0.926)
-    assert (drawn["running"], drawn["need"]) == (0.94, [1.5, 3.0, 6.0])
+    assert (drawn["running"], drawn["need"], drawn["held"]) == (0.94, [1.5, 3.0, 6.0], False)
+    assert set(nothing_asked(0.94)) == set(drawn)

@@ -23,7 +23,7 @@ def answer() -> RecommendationOut:
 def test_unsettled_advice_waits_for_its_start() -> None:
     """Advice that no start names yet says so and shows no outcome."""
     row = log_row(answer(), None)
-    assert (row.target, row.predicted_pool, row.chance) == ("200,000", "200,144 to 200,306", "84 %")
+    assert (row.target, row.predicted_pool, row.probability) == ("200,000", "200,144 to 200,306", "84 %")
     assert (row.outcome, row.verdict) == (None, "no start names it yet")
 
 

@@ -47,12 +47,28 @@ def test_the_lines_reach_all_that_must_be_seen() -> None:
 
 def test_the_table_says_what_the_lines_draw() -> None:
     """Each line of the table holds the plot's own figures, with units; unknown ones are dashes."""
-    view = line_view([(0.9, prediction(100_000, 5.5)), (0.95, prediction(None, None))])
+    view = line_view([(0.9, prediction(100_000, 6.0)), (0.95, prediction(None, None))])
     first, second = view.rows
     assert (first.fraction, first.pool, first.pool_span) == ("0.9", "100,000", "99,000 to 101,000")
-    assert (first.free, first.free_span) == ("5.5 GiB", "5.4 to 5.6")
+    assert (first.free, first.free_span) == ("6 GiB", "5.9 to 6.1")
     assert (second.pool, second.free) == ("—", "—")
     assert view.data["pool"]["median"] == [100_000, None]
+
+
+def test_the_table_leaves_out_no_fraction_that_is_told() -> None:
+    """The advised and the running fraction are rows of the table, with the figures that the plots have there."""
+    points = [(round(0.5 + step / 1000, 3), prediction(100_000 + step, 5.5)) for step in range(100)]
+    view = line_view(points, (0.501, 0.598, None))
+    assert {"0.501", "0.598"} <= {row.fraction for row in view.rows}
+    assert [row.fraction for row in view.rows] == sorted(row.fraction for row in view.rows)
+
+
+def test_an_upper_bound_has_a_mark_of_its_own() -> None:
+    """Free memory that was read at pool end is told to the plots as a bound, and the legend is told of it."""
+    bound = observation(1, measurements=Measurements(free_at_ready_gib=10.37, free_at_pool_end_gib=10.37))
+    shown = starts_view([bound, observation(2)])
+    assert ([item["bound"] for item in shown.data], shown.has_bounds) == ([True, False], True)
+    assert not starts_view([observation(2)]).has_bounds
 
 
 def test_a_line_that_nothing_is_known_of_is_not_drawn() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
+
+import pytest
 
 from kvyield_server.domain.observation import Failure, Measurements, Outcome, Phase, Verification
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.observation import memory_steps, observation_view
 from kvyield_server.pages.views.pairs import alerts_of, labels_of, memory_text, pair_row
-from kvyield_server.pages.views.starts import note_of, start_row, verification_text
+from kvyield_server.pages.views.starts import minutes_text, note_of, start_row, verification_text
+from kvyield_server.schemas.observations import ObservationOut
 from kvyield_server.schemas.pairs import pair_out
 from kvyield_server.storage.records import Pair
 from pages.values import HARDWARE, NOON, kept, observation, summary
@@ -83,6 +87,41 @@ def test_a_wrong_answer_is_shown_beside_the_right_one() -> None:
     view = observation_view(kept(observation(verifications=(PASSED, FAILED))), [])
     assert [row.answer for row in view.verifications] == ["—", "crane (expected heron)"]
     assert view.verifications[0].prompt_need == "2.8 GiB"
+
+
+BOUND = Measurements(free_before_load_gib=90.0, free_at_ready_gib=10.37, free_at_pool_end_gib=10.37)
+
+
+def test_an_upper_bound_is_marked_wherever_it_is_shown() -> None:
+    """Free memory read at pool end, before graphs, is at most that: in the history, the list, on the start's page."""
+    start = kept(observation(measurements=BOUND, verifications=(PASSED,)))
+    row, view = start_row(start), observation_view(start, [])
+    assert (row.free_at_ready, row.is_bound) == ("≤ 10.37", True)
+    shown = dict(view.measurements)
+    assert shown["Free memory at ready"] == "≤ 10.37 GiB (at pool end, before graphs: an upper bound)"
+    assert "at ready" not in {step.moment for step in view.memory}
+    assert view.verifications[0].prompt_need == "≤ 7.67 GiB"
+    pair = Pair(id=UUID(int=9), hardware=HARDWARE, model=observation().model, created_at=NOON)
+    assert pair_row(pair_out(pair), start, [summary()], 0).free_at_ready == "≤ 10.37"
+
+
+def test_no_difference_is_taken_from_an_upper_bound_without_saying_so() -> None:
+    """From a bound the change is at least so much, to a bound at most, and between two bounds it is not known."""
+    bound, other = kept(observation(measurements=BOUND)), replace(BOUND, free_at_ready_gib=9, free_at_pool_end_gib=9)
+    point = kept(observation(2, measurements=Measurements(free_at_ready_gib=6.1)))
+
+    def change(first: ObservationOut, second: ObservationOut) -> str:
+        rows = {row.name: row.change for row in compare(first, second).measured}
+        return rows["Free memory at ready"]
+
+    assert (change(bound, point), change(point, bound)) == ("≥ −4.27 GiB", "≤ +4.27 GiB")
+    assert change(bound, kept(observation(3, measurements=other))) == ""
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(None, "—"), (0.0, "0"), (2.0, "< 0.1"), (360.0, "6")])
+def test_a_start_that_took_seconds_took_some_time(seconds: float | None, text: str) -> None:
+    """A start-up of a few seconds never reads as no minutes."""
+    assert minutes_text(seconds) == text
 
 
 def test_a_failure_is_told_as_far_as_it_is_known() -> None:

@@ -52,6 +52,11 @@ def test_figures_that_are_not_finite_are_not_known() -> None:
     assert [figure(float("nan")), figure(float("inf")), figure(1234.5)] == ["—", "—", "1,234.5"]
 
 
+def test_halves_go_up_as_they_do_in_the_browser() -> None:
+    """Decimal halves are rounded away from zero, whatever their binary form, so that script and server agree."""
+    assert [figure(value, 1) for value in (5.25, 5.35, -5.25, -0.04)] == ["5.3", "5.4", "−5.3", "0"]
+
+
 def test_flags_read_as_people_say_them() -> None:
     """Known to be off reads as off, and fractions keep their digits."""
     assert [flag_value(value) for value in (None, False, True, 0.926, 8, "DFLASH")] == [
