@@ -66,4 +66,6 @@ def clean(text: str, longest: int) -> str:
     More is looked at than is kept, so that no part of a secret is left at the end.
     """
     safe = redacted(text[: 4 * longest].rstrip())
+    if safe.isprintable():
+        return safe[:longest]
     return "".join(sign for sign in safe if sign.isprintable() or sign in "\t\n")[:longest]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 REDACTED = "[secret]"
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
@@ -37,9 +38,14 @@ _SHAPES = (
     (re.compile(r"\bAKIA[0-9A-Z]{12,}"), REDACTED),
     (re.compile(r"(://)[^/\s:@]*:[^/\s@]*@"), r"\1" + REDACTED + "@"),
 )
+_HINTS = (
+    *("key", "token", "secret", "pass", "pwd", "auth", "bearer", "basic", "credential", "cookie", "jwt", "://"),
+    *("sk-", "sk_", "hf-", "hf_", "gho", "ghp", "ghs", "ghu", "glpat", "xox", "nvapi", "pat-", "pat_", "eyj", "akia"),
+)
 _HARMLESS = frozenset({"none", "null", "true", "false", "''", '""', "[]"})
 
 
+@lru_cache(maxsize=4096)
 def looks_secret(name: str) -> bool:
     """Whether a key is named like a secret (``hf_token``, ``apiKey``), not like a count or id of text tokens."""
     words = [word.lower() for word in _WORD.findall(name)]
@@ -60,6 +66,8 @@ def _ends_as_secret(words: list[str]) -> bool:
 
 def redacted(text: str) -> str:
     """The text with the values of secret names, bearer headers, well-known key shapes and passwords in URLs removed."""
+    if not any(map(text.lower().__contains__, _HINTS)):
+        return text
     for pattern, replacement in _SHAPES:
         text = pattern.sub(replacement, text)
     return "".join(_without_values(text))

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Literal
 
@@ -145,12 +144,14 @@ class StartReader(ABC):
 
     def note(self, record: Record) -> None:
         """Keep the line for the excerpt, once however many ranks say it."""
-        if len(self.start.excerpt) < EXCERPT_LINES:
-            line = quote(record.text, 300)
-            message = message_of(line)
-            if message not in self._noted:
-                self._noted.add(message)
-                self.start.excerpt.append(line)
+        words = record.text.rpartition("] ")[2]
+        if len(self.start.excerpt) >= EXCERPT_LINES or words in self._noted:
+            return
+        line = quote(record.text, 300)
+        message = message_of(line)
+        if message not in self._noted:
+            self.start.excerpt.append(line)
+        self._noted |= {words, message}
 
     def flag(self, name: str, value: Scalar, source: str) -> None:
         """Set a flag; None is a flag known to be off."""
@@ -189,7 +190,7 @@ class StartReader(ABC):
                 "announced" if self.announced else "pool only", "the last line of the start-up seen"
             )
         known = start.flags or start.measurements or cause
-        return copy.deepcopy(start) if known else None
+        return _copied(start) if known else None
 
     def _fail(self) -> None:
         cause = self.problems.cause
@@ -199,6 +200,20 @@ class StartReader(ABC):
         for name, evidence in cause.evidence.items():
             place = self.start.measurements if name == "device_memory_gib" else self.start.failure
             place.setdefault(name, evidence)
+
+
+def _copied(start: Start) -> Start:
+    """A start that the reader, which may go on, does not change any more; its values cannot be changed at all."""
+    return replace(
+        start,
+        flags=dict(start.flags),
+        measurements=dict(start.measurements),
+        failure=dict(start.failure),
+        facts=dict(start.facts),
+        model_facts=dict(start.model_facts),
+        contradictions=[*start.contradictions],
+        excerpt=[*start.excerpt],
+    )
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ MOST_PREFIXES = 8
 LONGEST_PREFIX = 400
 
 _ANSI = re.compile(r"(?:\x1b|#033|\^\[|\\u001b)\[[0-9;?]{0,16}[A-Za-z]|\[(?:[0-9]{1,3};){0,4}[0-9]{1,3}m")
+_MAYBE_ANSI = re.compile(r"\[[0-9;?]{0,16}[A-Za-z]")
 _STAMP = re.compile(r"(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ?(?P<zone>Z|[+-]\d\d:?\d\d|UTC)?"
 _WHO = r"(?P<host>[\w.\-]{1,64}) (?P<unit>[\w.@:/\-\\]{1,96}?)\[(?P<pid>\d{1,10})\]: ?"
@@ -60,7 +61,8 @@ def read_line(number: int, raw: bytes, *, cut: bool = False) -> list[Record]:
     if cut:
         text = text.rstrip("0123456789.,-")
     whole = _from_json(Record(number, text, cut=cut)) if text.startswith("{") else Record(number, text, cut=cut)
-    head, *others = re.split(r"[\r\n]+", _without_colours(whole.text).rstrip("\r\n"))
+    plain = _without_colours(whole.text).rstrip("\r\n")
+    head, *others = re.split(r"[\r\n]+", plain) if "\r" in plain or "\n" in plain else [plain]
     first = peel(replace(whole, text=head))
     pieces = [first, *(replace(first, text=other.strip()) for other in others)]
     return [record for piece in pieces for record in _at_stamps(piece) if record.text]
@@ -80,8 +82,8 @@ def _peeled(record: Record, match: re.Match[str]) -> Record:
     found = {name: value for name, value in match.groupdict().items() if value is not None}
     source = "/".join(found[name] for name in ("host", "unit", "pod", "service") if name in found)
     pid = found.get("pid")
-    return replace(
-        record,
+    return Record(
+        number=record.number,
         text=record.text[match.end() :],
         key=f"{record.key}/{source}" if record.key and source else record.key or source,
         pid=int(pid) if pid and record.pid is None else record.pid,
@@ -89,6 +91,7 @@ def _peeled(record: Record, match: re.Match[str]) -> Record:
         host=record.host or found.get("host", ""),
         time=record.time or _time(found),
         partial=record.partial or found.get("flag") == "P",
+        cut=record.cut,
     )
 
 
@@ -128,7 +131,7 @@ def parse_time(iso: str, zone: str | None = None) -> datetime | None:
 
 
 def _without_colours(text: str) -> str:
-    return _ANSI.sub("", text) if "m" in text and "[" in text else text
+    return _ANSI.sub("", text) if _MAYBE_ANSI.search(text) else text
 
 
 def _at_stamps(record: Record) -> list[Record]:

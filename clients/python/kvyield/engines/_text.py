@@ -21,6 +21,7 @@ _TIME_OR_RANK = re.compile(
     r"(?i)\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,\d]*|\b\d\d-\d\d \d\d:\d\d:\d\d\b|\b[\d.]+ s(?:econds)?\b"
     r"|\b(?:worker_?)?(?:tp|pp|dp|ep|cp|attn_\w\w)\d{1,4}\b|\b(?:rank|worker|pid)[ =:_]{0,2}\d{1,9}\b"
 )
+_HINTS = ("key", "token", "secret", "passw", "credential", "bearer ")
 _HARMLESS = re.compile(r"(?i)None\b|\d+\b|True\b|False\b|''|\[\]")
 _TOKEN_COUNTS = re.compile(r"(?i)tokens|tokenizer|token_?id|token_usage|new-token|cached-token")
 
@@ -43,6 +44,8 @@ def message_of(text: str) -> str:
 
 def without_secrets(text: str) -> str:
     """Replace what follows a name such as ``api_key=`` by ``***``; counts of tokens are no secrets."""
+    if not any(map(text.lower().__contains__, _HINTS)):
+        return text
     return _SECRET.sub(_masked, text)
 
 
