@@ -31,9 +31,12 @@ def main(versions: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="kvyield-pythons-") as name:
         folder = Path(name)
         wheel = build_wheel(folder)
+        checkout = copied(folder / "checkout")
         for version in versions:
             python = interpreter(version)
-            verdicts[version] = run(python, wheel, folder / version) if python else "SKIPPED: NOT ON THIS MACHINE"
+            verdicts[version] = (
+                run(python, wheel, folder / version, checkout) if python else "SKIPPED: NOT ON THIS MACHINE"
+            )
     for version, verdict in verdicts.items():
         print(f"Python {version}: {verdict}")
     return int("passed" not in verdicts.values() or "FAILED" in verdicts.values())
@@ -56,6 +59,14 @@ def build_wheel(folder: Path) -> Path:
     return next(folder.glob("kvyield-*.whl"))
 
 
+def copied(folder: Path) -> Path:
+    """What the tests need of this checkout, so that edits meanwhile do not matter."""
+    for name in ("tests", "docs", "clients"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
 def floors(wheel: Path) -> Iterator[str]:
     """What pip may install at most: each dependency at the lowest version that the wheel's metadata allows."""
     for text in _metadata(wheel).get_all("Requires-Dist") or []:
@@ -65,7 +76,7 @@ def floors(wheel: Path) -> Iterator[str]:
         yield f"{match['name']}=={match['floor']}" + (f"; {match['marker']}" if match["marker"] else "")
 
 
-def run(python: Path, wheel: Path, folder: Path) -> str:
+def run(python: Path, wheel: Path, folder: Path, checkout: Path) -> str:
     """Make the environment and run the tests in it: ``passed`` or ``FAILED``."""
     subprocess.run([python, "-m", "venv", folder], check=True)
     limits = folder / "floors.txt"
@@ -76,7 +87,7 @@ def run(python: Path, wheel: Path, folder: Path) -> str:
     tests = [own, "-m", "pytest", "-q", "--confcutdir=tests/clients", "--override-ini=pythonpath=tests", "-p"]
     tests += ["no:cacheprovider", *(f"--ignore={path}" for path in _needing_more()), "tests/clients"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(tests, cwd=ROOT, env=environment, check=False)
+    done = subprocess.run(tests, cwd=checkout, env=environment, check=False)
     return "passed" if done.returncode == 0 else "FAILED"
 
 

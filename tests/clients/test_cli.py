@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -361,15 +360,19 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n[]\n"
 
 
+def _interruptible() -> None:
+    """A shell's background jobs, such as this test run may be, ignore interrupts, and their children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def test_an_interrupt_is_130_and_loses_nothing(tmp_path: Path) -> None:
     """Ctrl-C while a log is read ends at once, without a traceback, with the shell's code for it."""
     os.mkfifo(tmp_path / "log")
     command = [sys.executable, "-m", "kvyield", "observe", "--log", str(tmp_path / "log"), "--dry-run", "--no-card"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_interruptible)
     with process, (tmp_path / "log").open("wb") as pipe:
         pipe.write(b"a line\n")
         pipe.flush()
-        time.sleep(0.3)  # a signal between two instructions just before a read is seen only after that read
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
