@@ -360,16 +360,17 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n[]\n"
 
 
-def _interruptible() -> None:
-    """A shell's background jobs, such as this test run may be, ignore interrupts, and their children inherit that."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+INTERRUPTIBLE = (  # a shell's background jobs, such as this test run may be, ignore interrupts, and so do their children
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from kvyield.cli import main; main()"
+)
 
 
 def test_an_interrupt_is_130_and_loses_nothing(tmp_path: Path) -> None:
     """Ctrl-C while a log is read ends at once, without a traceback, with the shell's code for it."""
     os.mkfifo(tmp_path / "log")
-    command = [sys.executable, "-m", "kvyield", "observe", "--log", str(tmp_path / "log"), "--dry-run", "--no-card"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=_interruptible)
+    words = ["observe", "--log", str(tmp_path / "log"), "--dry-run", "--no-card"]
+    command = [sys.executable, "-c", INTERRUPTIBLE, *words]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process, (tmp_path / "log").open("wb") as pipe:
         pipe.write(b"a line\n")
         pipe.flush()
