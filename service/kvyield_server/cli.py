@@ -190,6 +190,25 @@ def export(database: str | None, form: str, pair_id: UUID | None) -> None:
 
 @main.command()
 @DATABASE
+@click.option("--older-than", type=click.IntRange(min=1), required=True, metavar="DAYS", help="Age in days")
+@click.option(
+    "--export", "target", type=click.Path(dir_okay=False, path_type=Path), required=True, help="NDJSON file, made first"
+)
+def retire(database: str | None, older_than: int, target: Path) -> None:
+    """Remove old starts that are retracted, or that no fit reads any more, after writing them to a file."""
+    from datetime import UTC, datetime, timedelta  # noqa: PLC0415
+
+    from kvyield_server.schemas.exports import ndjson  # noqa: PLC0415
+    from kvyield_server.usecases.retention import retire as run  # noqa: PLC0415
+
+    now = datetime.now(UTC)
+    with _storage(settings_from(database=database)) as storage:
+        count = run(storage, now - timedelta(days=older_than), target, ndjson, now=now)
+    click.echo(f"{count} starts are in {target} and no longer in the ledger.")
+
+
+@main.command()
+@DATABASE
 def refit(database: str | None) -> None:
     """Fit all pairs anew and keep the fits; one line a deployment."""
     from kvyield_server.usecases.refit import refit as fits  # noqa: PLC0415

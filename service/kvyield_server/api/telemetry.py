@@ -51,6 +51,8 @@ class Metrics:
         )
         ProcessCollector(registry=self.registry)
         self.queue = Gauge("kvyield_writer_queue", "Jobs that wait for the writer.", registry=self.registry)
+        self.database = Gauge("kvyield_database_up", "1 when the database answered last.", registry=self.registry)
+        self.fits = Gauge("kvyield_fits_made", "Fits made since the start.", registry=self.registry)
         self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
 
     def count(self, method: str, route: str, status: int, seconds: float) -> None:

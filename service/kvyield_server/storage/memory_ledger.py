@@ -203,6 +203,22 @@ class MemoryObservations:
         size = len(self._state.observations) if newest is None else newest
         return self.page(where, None, size, with_logs=False).items
 
+    def expired(self, before: datetime, newest: int, size: int) -> tuple[StoredObservation, ...]:
+        settling = {each.observation_id for each in self._state.recommendations.values()}
+        kept = {row.observation.id for pair_id in self._state.pairs for row in self.of_pair(pair_id, newest=newest)}
+        rows = sorted(
+            self._state.observations.values(), key=lambda row: (row.observation.observed_at, row.observation.id)
+        )
+        gone = [row for row in rows if row.observation.id not in kept | settling]
+        return tuple(row for row in gone if row.observation.observed_at < before)[:size]
+
+    def remove(self, ids: Sequence[UUID]) -> None:
+        removed = [self._state.observations.pop(each) for each in ids]
+        for row in removed:
+            del self._state.digests[row.content_digest]
+        for pair_id in {row.pair_id for row in removed}:
+            self._state.refresh(pair_id)
+
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
         refuse_unstorable(reason)
         stored = known(self._state.observations, observation_id, "observation")

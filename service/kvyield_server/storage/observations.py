@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, func, null, or_, select, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, delete, func, null, or_, select, update
 
 from kvyield_server.domain.observation import Observation, Verification
 from kvyield_server.errors import NotFoundError
@@ -134,6 +134,27 @@ class SqlObservations:
         of_pair = select(tables.verification).join(tables.observation)
         of_pair = of_pair.where(_it.pair_id == pair_id, _it.observed_at >= since)
         return tuple(self._assemble(rows, of_pair))
+
+    def expired(self, before: datetime, newest: int, size: int) -> tuple[StoredObservation, ...]:
+        age = func.row_number().over(partition_by=_it.pair_id, order_by=(_it.observed_at.desc(), _it.id.desc()))
+        live = select(_it.id, age.label("age")).where(_it.retracted_at.is_(None)).subquery()
+        superseded = select(live.c.id).where(live.c.age > newest)
+        settling = select(tables.recommendation.c.observation_id).where(
+            tables.recommendation.c.observation_id.is_not(None)
+        )
+        query = _ALL.where(
+            _it.observed_at < before,
+            or_(_it.retracted_at.is_not(None), _it.id.in_(superseded)),
+            _it.id.not_in(settling),
+        )
+        return tuple(self._load(query.order_by(_it.observed_at, _it.id).limit(size)))
+
+    def remove(self, ids: Sequence[UUID]) -> None:
+        pairs = set(self._connection.execute(select(_it.pair_id).where(_it.id.in_(ids))).scalars())
+        self._connection.execute(delete(tables.verification).where(_verification.observation_id.in_(ids)))
+        self._connection.execute(delete(tables.observation).where(_it.id.in_(ids)))
+        for pair_id in pairs:
+            self._recount(pair_id)
 
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
         refuse_unstorable(reason)

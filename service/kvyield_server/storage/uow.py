@@ -105,6 +105,13 @@ class ObservationRepository(Protocol):
         """Return the observations of a pair, all or that many, newest first; without their log excerpts, which no fit
         needs."""
 
+    def expired(self, before: datetime, newest: int, size: int) -> tuple[StoredObservation, ...]:
+        """Return up to ``size`` observations made before a time that are retracted, or older than the ``newest`` of
+        their pair; not those that settled a recommendation."""
+
+    def remove(self, ids: Sequence[UUID]) -> None:
+        """Take observations out of the ledger, with their verifications."""
+
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
         """Mark an observation as not to be believed. A second retraction changes nothing: the first reason stays."""
 
