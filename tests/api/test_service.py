@@ -81,6 +81,8 @@ def test_metrics_count_by_route_template(client: Client) -> None:
     assert 'kvyield_observations_total{result="new"} 1.0' in text
     assert 'kvyield_observations_total{result="again"} 1.0' in text
     assert "kvyield_writer_queue 0.0" in text
+    assert "kvyield_database_up 1.0" in text
+    assert "kvyield_fits_made 0.0" in text
     assert start()["id"] not in text
 
 

@@ -17,7 +17,7 @@ from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.errors import KvyieldError
 from kvyield_server.schemas.batch import BatchIn, BatchItemOut, BatchOut
 from kvyield_server.schemas.observations import ObservationIn, content_digest, observation_faults, to_domain
-from kvyield_server.schemas.strict import FaultyBodyError, decode
+from kvyield_server.schemas.strict import FaultyBodyError, MalformedJsonError, decode
 from kvyield_server.usecases.ports import new_id
 from kvyield_server.usecases.record import Arrival, Recorded
 
@@ -26,7 +26,8 @@ from kvyield_server.usecases.record import Arrival, Recorded
 async def post_observations(request: Request[Any, Any, Any], data: JSONBody[BatchIn]) -> Response[BatchOut]:
     """Record up to 500 engine starts; each item is answered as if it were posted alone."""
     services, token_id, where = services_of(request), token_id_of(request), ProblemContext.of(request)
-    read = [_read(item, token_id) for item in data.observations]
+    size = sum(len(memoryview(item)) for item in data.observations)
+    read = await services.decoded(size, lambda: [_read(item, token_id) for item in data.observations])
     outcomes = iter(await services.intake.take_all([item for item in read if isinstance(item, Arrival)]))
     results = [next(outcomes) if isinstance(item, Arrival) else item for item in read]
     _count(services, results)
@@ -38,7 +39,7 @@ def _read(item: msgspec.Raw, token_id: UUID | None) -> Arrival | Exception:
     try:
         body = decode(bytes(item), ObservationIn)
         raise_faults(observation_faults(body))
-    except (FaultyBodyError, KvyieldError) as error:
+    except (FaultyBodyError, MalformedJsonError, KvyieldError) as error:
         return error
     now = utc_now()
     return Arrival(to_domain(body, new_id=new_id(), now=now), content_digest(body), token_id, now)

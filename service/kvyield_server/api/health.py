@@ -15,7 +15,8 @@ from kvyield_server import __version__
 from kvyield_server.api.auth import ASKS, OPEN
 from kvyield_server.api.request import MEDIA
 from kvyield_server.api.services import services_of
-from kvyield_server.errors import MigrationNeededError
+from kvyield_server.errors import MigrationNeededError, StorageUnavailableError
+from kvyield_server.usecases.ports import Storage
 
 _PROMETHEUS = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")  # the framework adds it to every text
 _LOOKS = [HttpMethod.GET, HttpMethod.HEAD]
@@ -58,6 +59,16 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return counters in the Prometheus text format, by route template."""
     services = services_of(request)
     services.metrics.queue.set(services.storage.queue_depth)
+    services.metrics.fits.set(services.fits.made)
+    services.metrics.database.set(await services.off_loop(lambda: _answers(services.storage)))
     return Response(
         generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
     )
+
+
+def _answers(storage: Storage) -> bool:
+    try:
+        storage.ping()
+    except StorageUnavailableError:
+        return False
+    return True

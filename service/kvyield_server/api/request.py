@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, TypeVar
+import re
+from collections import Counter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from litestar import Request
 from litestar.exceptions import InternalServerException
 
 from kvyield_server.api.problems import MalformedError, TooSlowError, UnsupportedMediaError, raise_faults
-from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode, faults_of
+from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode, faults_of, first_faults
+
+if TYPE_CHECKING:
+    from kvyield_server.api.services import Services
 
 T = TypeVar("T")
+_DIGITS = re.compile(r"-?[0-9]{1,20}")
 QUERY = "query"
 MEDIA = "media"
 JSON_OR_TEXT = {MEDIA: ("application/json", "text/plain")}
@@ -28,7 +34,7 @@ class StrictRequest(Request[Any, Any, Any]):
         kind = self.content_type[0].lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
-        if (coding := self.headers.get("content-encoding", "identity")) != "identity":
+        if (coding := self.headers.get("content-encoding", "identity")).strip().lower() != "identity":
             raise UnsupportedMediaError(f"Content-Encoding is {coding}; send the body as it is.")
         body = await self._read()
         if not body:
@@ -40,7 +46,8 @@ class StrictRequest(Request[Any, Any, Any]):
         expected = self.route_handler.parsed_data_field.annotation  # type: ignore[union-attr]
         body = await self.body()
         decoder = getattr(expected, "decode_body", None)
-        return decoder(body) if decoder else decode(body, expected)
+        services: Services = self.app.state.services
+        return await services.decoded(len(body), lambda: decoder(body) if decoder else decode(body, expected))
 
     def _expects_json(self) -> bool:
         return getattr(self.route_handler, "parsed_data_field", None) is not None
@@ -66,13 +73,18 @@ def query_of(request: Request[Any, Any, Any], expected: type[T]) -> T:
     given = dict(pairs)
     faults = [
         Fault(f"/{name}", f"{name} is given more than once; give it once.")
-        for name in given
-        if sum(1 for key, _ in pairs if key == name) > 1
+        for name, count in Counter(name for name, _ in pairs).items()
+        if count > 1
     ]
     faults += [
         Fault(f"/{name}", f"{name} is {given[name][:60]}: expected a time such as 2026-05-30T22:00:23Z.")
         for name in times_of(expected) & given.keys()
         if "T" not in given[name].upper()
+    ]
+    faults += [
+        Fault(f"/{name}", f"{name} is {given[name][:60]}: expected a whole number in digits, such as 50.")
+        for name in _whole_numbers_of(expected) & given.keys()
+        if not _DIGITS.fullmatch(given[name])
     ]
     try:
         return _converted(given, expected, faults)
@@ -85,7 +97,9 @@ def refuse_parameters(request: Request[Any, Any, Any]) -> None:
     """Refuse all query parameters of a handler that declares none."""
     if request.scope["query_string"] and QUERY not in request.route_handler.opt:
         raise_faults(
-            [Fault(f"/{name}", f"{name} is not a parameter here; there are none.") for name in request.query_params]
+            first_faults(
+                Fault(f"/{name}", f"{name} is not a parameter here; there are none.") for name in request.query_params
+            )
         )
 
 
@@ -95,10 +109,15 @@ def times_of(expected: type[Any]) -> frozenset[str]:
     return frozenset(field.encode_name for field in fields if "datetime" in str(field.type))
 
 
+def _whole_numbers_of(expected: type[Any]) -> frozenset[str]:
+    fields = msgspec.structs.fields(expected)
+    return frozenset(field.encode_name for field in fields if "[int" in str(field.type))
+
+
 def _converted(given: dict[str, str], expected: type[T], faults: list[Fault]) -> T:
     if not faults and not any("\0" in text for text in given.values()):
         try:
             return msgspec.convert(given, expected, strict=False)
         except msgspec.ValidationError:
             pass
-    raise FaultyBodyError(faults + faults_of(given, expected, strict=False))
+    raise FaultyBodyError(first_faults(faults + faults_of(given, expected, strict=False)))

@@ -20,6 +20,7 @@ from kvyield_server.usecases.ports import ApiToken, Storage, UnitOfWork
 from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")
+LARGE_BODY_BYTES = 65_536
 
 
 class Services:
@@ -32,6 +33,7 @@ class Services:
         self.answers = AnswerCache()
         self.intake = Intake(storage)
         self._readers = ThreadPoolExecutor(settings.reader_threads, "kvyield-read")
+        self._decoder = ThreadPoolExecutor(1, "kvyield-decode")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)
         self.kept = KeptAnswers()
@@ -64,6 +66,12 @@ class Services:
         """Run work off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
 
+    async def decoded(self, size: int, work: Callable[[], T]) -> T:
+        """Decode a body of that many bytes: a large one off the event loop, in a thread that nothing else waits for."""
+        if size <= LARGE_BODY_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._decoder, work)
+
     async def write(self, job: Callable[[UnitOfWork], T]) -> T:
         """Run a job in the writer and return what it returned, once that is on disk."""
         return await asyncio.shield(asyncio.wrap_future(self.storage.write(job)))
@@ -73,6 +81,7 @@ class Services:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        self._decoder.shutdown(wait=True, cancel_futures=True)
         self._readers.shutdown(wait=True, cancel_futures=True)
         self._fitters.shutdown(wait=True, cancel_futures=True)
         self.storage.close()

@@ -206,10 +206,8 @@ class MemoryObservations:
     def expired(self, before: datetime, newest: int, size: int) -> tuple[StoredObservation, ...]:
         settling = {each.observation_id for each in self._state.recommendations.values()}
         kept = {row.observation.id for pair_id in self._state.pairs for row in self.of_pair(pair_id, newest=newest)}
-        rows = sorted(
-            self._state.observations.values(), key=lambda row: (row.observation.observed_at, row.observation.id)
-        )
-        gone = [row for row in rows if row.observation.id not in kept | settling]
+        gone = [row for row in self._state.observations.values() if row.observation.id not in kept | settling]
+        gone.sort(key=lambda row: (row.observation.observed_at, row.observation.id))
         return tuple(row for row in gone if row.observation.observed_at < before)[:size]
 
     def remove(self, ids: Sequence[UUID]) -> None:

@@ -43,6 +43,7 @@ class FitCache:
         self._size = size
         self._lock = Lock()
         self._fits: OrderedDict[Key, Future[PairFit]] = OrderedDict()
+        self.made = 0
 
     def of_pair(self, uow: UnitOfWork, pair: Pair, known: Revisions | None = None, told: str = "") -> PairFit:
         """Return the fits of a pair, computed in the fit executor when its evidence changed.
@@ -69,6 +70,7 @@ class FitCache:
         with self._lock:
             if key not in self._fits:
                 self._fits[key] = self._executor.submit(_fit, evidence)
+                self.made += 1
                 self._drop_old(key)
             return self._fits[key]
 
