@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kvyield_server.domain.answers import AdvicePrediction, Probability, RestartPlan, Status
+from kvyield_server.domain.answers import AdvicePrediction, Caution, Probability, RestartPlan, Status
 from kvyield_server.pages.views.advice import AdviceView, advice_view
 from kvyield_server.pages.views.plot import nothing_asked, overlay
 from kvyield_server.schemas.common import EstimateOut
@@ -79,6 +79,14 @@ def test_a_certain_advice_still_reads_as_uncertain() -> None:
     shown = view(probability=Probability(pool=1.0, memory=1.0, joint=1.0))
     assert shown.summary == "probability that pool and memory both suffice: > 99.9 %"
     assert [figure.note[-8:] for figure in shown.figures if figure.note] == ["> 99.9 %"] * 2
+
+
+def test_what_the_heading_says_is_not_said_again() -> None:
+    """The warning that the running flags hold the target is left out where the page's heading says it."""
+    holds = Caution(code="running_flags_hold_target", detail="It holds.")
+    out = advice_out(advice(warnings=(holds,)), PAIR)
+    said, silent = (advice_view(out, target_tokens=1, texts={}, is_held=is_held) for is_held in (False, True))
+    assert (said.warnings, silent.warnings) == (("It holds.",), ())
 
 
 def test_gains_of_levers_have_their_sign() -> None:

@@ -69,7 +69,7 @@ def _answered(answer: Answer, services: Services, pair: Pair) -> dict[str, Any]:
     held = advice_view(advice_out(kept, pair.id), target_tokens=target, texts={}) if kept else None
     line, need = line_of(answer), prompt_need(answer)
     drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need, is_held=held is not None)
-    view = advice_view(out, target_tokens=target, texts=texts_of(answer.advice))
+    view = advice_view(out, target_tokens=target, texts=texts_of(answer.advice), is_held=held is not None)
     return {"advice": view, "held": held, "overlay": {**drawn, "line": line.data}, "numbers": line.rows}
 
 

@@ -29,6 +29,7 @@ FORMATS = (
     ("compose", "compose"),
     ("kubernetes", "Kubernetes"),
 )
+HOLDS_CODE = "running_flags_hold_target"
 HOLDS = "What runs now already holds this target: no restart is needed"
 STATUS_WORDS = {
     Status.OK: "ok",
@@ -89,8 +90,13 @@ class AdviceView:
     texts: tuple[tuple[str, str, str], ...]
 
 
-def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, str]) -> AdviceView:
-    """Return the advice in words; ``texts`` are its renderings by format."""
+def advice_view(
+    advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, str], is_held: bool = False
+) -> AdviceView:
+    """Return the advice in words; ``texts`` are its renderings by format.
+
+    ``is_held`` says that the page tells already that what runs now holds the target.
+    """
     plan = advice.restarts
     return AdviceView(
         status=advice.status,
@@ -104,7 +110,7 @@ def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, st
         minutes=_minutes(plan),
         verification=duration(advice.verification_seconds),
         window=_window(advice),
-        warnings=tuple(warning.detail for warning in advice.warnings),
+        warnings=tuple(item.detail for item in advice.warnings if not (is_held and item.code == HOLDS_CODE)),
         explanation=advice.explanation,
         basis=_basis(advice),
         levers=tuple(_lever(lever) for lever in advice.alternatives),
