@@ -178,4 +178,6 @@ def _name_of(hardware: Hardware, model: Model) -> Name:
 
 
 def _is_old_news(pair: Pair, hardware: Hardware, model: Model) -> bool:
+    if (pair.hardware, pair.model) == (hardware, model):
+        return True
     return merge_hardware(pair.hardware, hardware) == pair.hardware and merge_model(pair.model, model) == pair.model

@@ -1,0 +1,66 @@
+"""Many starts in one write: each is answered as if it came alone, in the order given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from uuid6 import uuid7
+
+from kvyield_server.errors import ConflictError, InvalidError
+from kvyield_server.storage.engine import open_storage
+from kvyield_server.storage.uow import Storage
+from kvyield_server.usecases.record import Arrival, Recorded, record_all
+from storage.samples import start
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    """An empty storage of each kind."""
+    urls = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path / 'kvyield.db'}"}
+    with closing(open_storage(urls.get(request.param) or request.getfixturevalue("postgres_url"))) as storage:
+        yield storage
+
+
+def test_each_start_is_answered_as_if_it_came_alone(storage: Storage) -> None:
+    """New, known by id, known by content, the same twice in one call, other content under one id, unknown advice."""
+    known, twice = start(), start()
+    storage.write(record_all([Arrival(known, "known", None, NOW)])).result()
+    arrivals = [
+        Arrival(known, "known", None, NOW),
+        Arrival(replace(known, id=uuid7()), "known", None, NOW),
+        Arrival(known, "other", None, NOW),
+        Arrival(twice, "twice", None, NOW),
+        Arrival(twice, "twice", None, NOW),
+        Arrival(replace(twice, id=uuid7()), "twice", None, NOW),
+        Arrival(twice, "more", None, NOW),
+        Arrival(start(recommendation_id=uuid7()), "settles", None, NOW),
+        Arrival(start(), "new", None, NOW),
+    ]
+    outcomes = storage.write(record_all(arrivals)).result()
+    kinds = [outcome.is_new if isinstance(outcome, Recorded) else type(outcome) for outcome in outcomes]
+    assert kinds == [False, False, ConflictError, True, False, False, ConflictError, InvalidError, True]
+    kept = [outcome.stored.observation.id for outcome in outcomes if isinstance(outcome, Recorded)]
+    assert kept[:5] == [known.id, known.id, twice.id, twice.id, twice.id]
+    with storage.read() as uow:
+        assert sum(pair.observation_count for pair in uow.pairs.page(None, None, 10).items) == 3
+
+
+def test_news_of_one_pair_reach_the_others_in_the_same_write(storage: Storage) -> None:
+    """A fact that the first start tells of a model is kept when the second, on other hardware, tells another."""
+    first = start()
+    facts = [replace(first.model, facts={"a": 1}), replace(first.model, facts={"b": 2})]
+    hardware = [replace(first.hardware, gpu=name) for name in ("A", "B")]
+    known = [replace(start(), hardware=card, model=replace(first.model, facts={})) for card in hardware]
+    storage.write(record_all([Arrival(each, str(each.id), None, NOW) for each in known])).result()
+    news = [replace(start(), hardware=card, model=model) for card, model in zip(hardware, facts, strict=True)]
+    storage.write(record_all([Arrival(each, str(each.id), None, NOW) for each in news])).result()
+    with storage.read() as uow:
+        pairs = uow.pairs.of_model(first.model.name)
+    assert [dict(pair.model.facts) for pair in pairs] == [{"a": 1, "b": 2}] * 2
