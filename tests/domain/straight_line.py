@@ -11,6 +11,7 @@ from uuid import UUID
 from kvyield_server.domain.answers import Basis, BasisKind, FitSummary
 from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
 from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
+from kvyield_server.domain.memory_failures import SiblingDeath
 from kvyield_server.domain.observation import (
     Engine,
     EngineName,
@@ -94,6 +95,7 @@ class HandFit:
     free_memory: FreeMemoryLine
     prompt_need: PromptNeed
     starts: tuple[Observation, ...]
+    neighbours: tuple[SiblingDeath, ...] = ()
 
 
 def hand_fit(line: StraightLine, starts: Sequence[Observation]) -> HandFit:

@@ -14,9 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.real_starts import EPOCH, PRO_6000, observe
+from kvyield_server.domain.advice import recommend
+from kvyield_server.domain.answers import Question
 from kvyield_server.domain.capacity import Noise
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.capacity_fit import CapacityFit, fit_capacity
+from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
+from kvyield_server.domain.evidence import Evidence
+from kvyield_server.domain.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
 from kvyield_server.domain.observation import (
+    FRACTION_FLAG,
     Engine,
     EngineName,
     Failure,
@@ -160,7 +166,9 @@ FLAG_NAMES = (
     "enable_dp_attention",
     "mamba_full_memory_ratio",
 )
-numbers = st.one_of(st.none(), st.floats(-10, 1e6), st.just(0.0), st.just(0.001))
+EXTREMES = (1e-300, 1e-100, 1e-10, 1e30, 1e100, 1e200, 1e300, -1e-100, -1e300)
+extremes = st.sampled_from(EXTREMES)
+numbers = st.one_of(st.none(), st.floats(-10, 1e6), st.just(0.0), st.just(0.001), extremes)
 failures = st.builds(Failure, minimum_fraction=numbers, available_kv_cache_gib=numbers)
 counts = st.one_of(st.none(), st.integers(0, 3), st.integers(0, 10**12))
 
@@ -174,8 +182,9 @@ def odd_starts(draw: st.DrawFn) -> Observation:
     facts = draw(
         st.dictionaries(
             st.sampled_from(("num_hidden_layers", "num_key_value_heads", "head_dim", "kv_lora_rank", "layer_types"))
-            | st.sampled_from(("hidden_size", "num_attention_heads", "sliding_window_pattern", "vocab_size")),
-            st.one_of(scalars, st.integers(1, 128), st.lists(st.text(max_size=4), max_size=3)),
+            | st.sampled_from(("hidden_size", "num_attention_heads", "sliding_window_pattern", "vocab_size"))
+            | st.sampled_from(("checkpoint_bytes", "total_size", "max_position_embeddings")),
+            st.one_of(scalars, extremes, st.integers(1, 128), st.lists(st.text(max_size=4), max_size=3)),
             max_size=8,
         )
     )
@@ -185,7 +194,7 @@ def odd_starts(draw: st.DrawFn) -> Observation:
         hardware=Hardware(
             gpu=draw(st.sampled_from(("NVIDIA H200", "GB10", "x", ""))),
             gpu_count=draw(st.integers(1, 64)),
-            memory_gib=draw(st.one_of(st.none(), st.floats(0.001, 1e6))),
+            memory_gib=draw(st.one_of(st.none(), st.floats(0.001, 1e6), extremes)),
             unified_memory=draw(st.one_of(st.none(), st.booleans())),
         ),
         model=Model(name="m", facts=facts),
@@ -204,7 +213,47 @@ def odd_starts(draw: st.DrawFn) -> Observation:
     )
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("extreme", EXTREMES)
+@pytest.mark.parametrize("where", ["checkpoint_bytes", "memory_gib", "kv_cache_gib"])
+def test_an_impossible_figure_is_as_good_as_none(where: str, extreme: float) -> None:
+    """An impossible size of the card, checkpoint or cache overflows nothing: a start's and a cold fit answer."""
+    facts: dict[str, Any] = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
+    model = Model(name="m", facts={**facts, "checkpoint_bytes": extreme if where == "checkpoint_bytes" else 1e10})
+    hardware = Hardware(gpu="x", gpu_count=1, memory_gib=extreme if where == "memory_gib" else 80.0)
+    for name in EngineName:
+        flag = FRACTION_FLAG[name]
+        base = observe("odd", 1, hardware=hardware, model=model, engine=Engine(name=name), flags={flag: 0.9})
+        held = Measurements(kv_cache_gib=extreme) if where == "kv_cache_gib" else Measurements(pool_tokens=100_000)
+        for outcome in (Outcome.READY, Outcome.REFUSED):
+            fit = only([replace(base, measurements=held, outcome=outcome)])
+            assert fit.predict({flag: 0.8}).flags
+            assert recommend(fit, Question(target_tokens=1000)).explanation
+        cold = cold_fit(hardware=hardware, model=model, engine=Engine(name=name), flags={})
+        pool = cold.predict({flag: 0.9}).pool_tokens
+        assert pool is None or 0.0 <= pool.low <= pool.high < 1e30
+
+
+def test_a_deployment_that_fails_numerically_is_labelled_and_the_others_are_fitted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where arithmetic gives up on one deployment it is labelled unusable, says why, and the others answer."""
+    odd, sound = pool_start(1, 0.9, 1000, {}), pool_start(2, 0.8, 2000, {})
+    odd = replace(odd, flags={**odd.flags, "tp_size": 2})
+
+    def failing(setting: Setting, found: Sequence[Evidence], prior: CapacityPrior) -> CapacityFit:
+        if setting.flags["tp_size"] == 2:
+            raise OverflowError("34")
+        return fit_capacity(setting, found, prior)
+
+    monkeypatch.setattr("kvyield_server.domain.fit.fit_capacity", failing)
+    fits = {fit.capacity.flags["tp_size"]: fit for fit in fit_pair(PairEvidence((odd, sound))).deployments}
+    assert fits[2].summary.labels == ("unusable",)
+    assert "unusable_figures" in {warning.code for warning in fits[2].summary.warnings}
+    assert fits[2].predict({"mem_fraction_static": 0.9}).pool_tokens is None
+    assert fits[1].summary.labels == ()
+
+
+@settings(max_examples=300, deadline=None)
 @given(starts=st.lists(odd_starts(), min_size=1, max_size=5), asked=scalars)
 def test_odd_but_valid_observations_never_crash_a_fit(starts: list[Observation], asked: Any) -> None:
     """Null, tiny, huge and mistyped values give a fit that answers or says that it cannot."""
@@ -215,6 +264,7 @@ def test_odd_but_valid_observations_never_crash_a_fit(starts: list[Observation],
             prediction = fit.predict({name: asked})
             pool = prediction.pool_tokens
             assert pool is None or pool.low <= pool.median <= pool.high
+        assert recommend(fit, Question(target_tokens=100_000)).explanation
 
 
 def test_a_straight_line_is_recovered_among_half_a_thousand_starts() -> None:

@@ -11,7 +11,7 @@ from kvyield_server.domain.demand import advised_flags
 from kvyield_server.domain.flags import NAMES, positive, translated
 from kvyield_server.domain.free_memory import FreeMemoryAlong, FreeMemoryLine
 from kvyield_server.domain.headroom import PromptNeed, PromptNeedUnder
-from kvyield_server.domain.memory_failures import counts_against
+from kvyield_server.domain.memory_failures import SiblingDeath, binds, counts_against
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.parallel import DATA
 from kvyield_server.domain.request_table import PoolAlong, flags_as_set
@@ -54,14 +54,17 @@ class YieldModel(Protocol):
     def prompt_need(self) -> PromptNeed: ...
     @property
     def starts(self) -> Sequence[Observation]: ...
+    @property
+    def neighbours(self) -> Sequence[SiblingDeath]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """A question put to a fitted deployment, with what is the same for all the flags tried.
 
-    ``running_context`` is what the running start admits, the model's own where it set none. ``lighter`` is the share of
-    the base by which weights are imagined lighter than they are.
+    ``running_context`` is what the running start admits, the model's own where it set none. ``deaths`` rule fractions
+    out; ``distant_deaths``, of deployments less alike, only warn. ``lighter`` is the share of the base by which weights
+    are imagined lighter than they are.
     """
 
     fit: YieldModel
@@ -71,6 +74,7 @@ class Case:
     running: Flags
     running_context: int | None
     deaths: tuple[Observation, ...]
+    distant_deaths: tuple[Observation, ...] = ()
     lighter: float = 0.0
 
     @property
@@ -140,6 +144,7 @@ def make_case(fit: YieldModel, question: Question) -> Case:
     """Return the question as a case of this deployment."""
     engine = fit.summary.engine
     running = running_flags(fit)
+    near, distant = _deaths(fit, question)
     return Case(
         fit=fit,
         question=question,
@@ -147,8 +152,19 @@ def make_case(fit: YieldModel, question: Question) -> Case:
         held=translated(engine, question.flags),
         running=running,
         running_context=positive(running, NAMES[engine].context) or fit.free_memory.context_tokens,
-        deaths=tuple(start for start in fit.starts if counts_against(start, question)),
+        deaths=near,
+        distant_deaths=distant,
     )
+
+
+def _deaths(fit: YieldModel, question: Question) -> tuple[tuple[Observation, ...], tuple[Observation, ...]]:
+    """Return the starts out of memory that rule their fraction out, and those that only warn."""
+    siblings = [death for death in fit.neighbours if counts_against(death.start, question)]
+    version = question.engine_version or fit.summary.engine_version
+    binding = {death.start.id for death in siblings if binds(death, version, fit.starts)}
+    own = tuple(start for start in fit.starts if counts_against(start, question))
+    near = tuple(death.start for death in siblings if death.start.id in binding)
+    return (*own, *near), tuple(death.start for death in siblings if death.start.id not in binding)
 
 
 def starting_flags(case: Case) -> dict[str, Scalar]:

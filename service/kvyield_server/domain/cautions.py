@@ -9,6 +9,7 @@ from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import context_needed, request_tokens
 from kvyield_server.domain.deployment import plain_version
 from kvyield_server.domain.flags import NAMES, positive
+from kvyield_server.domain.memory_failures import is_lighter
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import EngineName, Observation
 from kvyield_server.domain.solution import Solution
@@ -30,7 +31,8 @@ def cautions(case: Case, solution: Solution, changes: Sequence[Change]) -> tuple
         _context_length(case, solution, changes),
         _nothing_changes(case, changes),
         _never_verified(case, solution),
-        _memory(solution),
+        _memory(case, solution),
+        _distant_deaths(case, solution),
         _hardware(case),
         _versions(case),
         case.fit.summary.warnings,
@@ -111,13 +113,33 @@ def _never_verified(case: Case, solution: Solution) -> Iterator[Caution]:
         yield Caution(code="chunk_never_verified", detail=f"No prompt was verified with {name} {chunk:,}.")
 
 
-def _memory(solution: Solution) -> Iterator[Caution]:
+def _memory(case: Case, solution: Solution) -> Iterator[Caution]:
     if solution.free is None:
         detail = "Nothing tells the card's memory: post free_at_ready_gib, or hardware.memory_gib."
         yield Caution(code="free_memory_unknown", detail=detail)
     if solution.death is not None:
-        detail = f"A start at {solution.death.fraction} ran out of memory: only fractions below it are advised."
+        whose = _whose(case, solution.death)
+        detail = f"A start{whose} at {solution.death.fraction} ran out of memory: only fractions below it are advised."
         yield Caution(code="ran_out_of_memory", detail=detail)
+
+
+def _whose(case: Case, death: Observation) -> str:
+    known, version = case.fit.summary.engine_version, death.engine.version
+    return "" if version == known else f" of version {version or 'unknown'}"
+
+
+def _distant_deaths(case: Case, solution: Solution) -> Iterator[Caution]:
+    """Warn of deployments that ran out of memory at the advised fraction or below and differ from this one."""
+    above = [start for start in case.distant_deaths if (start.fraction or 1.0) * 1000.0 <= solution.step + 1e-6]
+    deaths = [start for start in above if not is_lighter(case.engine, solution.flags, start.flags)]
+    lowest = min(deaths, key=lambda start: start.fraction or 1.0, default=None)
+    if lowest is not None:
+        whose = _whose(case, lowest) or " of a deployment with other flags"
+        code = "oom_in_another_version" if _whose(case, lowest) else "oom_in_another_deployment"
+        detail = (
+            f"A start{whose} ran out of memory at {lowest.fraction}, not above the {solution.step / 1000:.3g} here."
+        )
+        yield Caution(code=code, detail=detail)
 
 
 def _hardware(case: Case) -> Iterator[Caution]:

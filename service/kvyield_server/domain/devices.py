@@ -72,6 +72,8 @@ _VIRTUAL = re.compile(r"\b(mig|vgpu|grid)\b|\b\d+g\.\d+gb\b|\b[a-z]\d+-\d+[a-z]\
 _CONTEXT_GIB = 0.6
 _COMMUNICATION_GIB = 0.7
 TABLE_SD = 0.015
+SMALLEST_GIB, LARGEST_GIB = 0.1, 1e5
+"""No GPU has less or more memory than this: a figure outside is a mistake, as good as none."""
 LOGGED_SD = 0.0006
 
 
@@ -103,13 +105,19 @@ def has_unified_memory(hardware: Hardware) -> bool:
     return _is_named_unified(hardware.gpu)
 
 
+def stated_memory(hardware: Hardware) -> float | None:
+    """Return the memory of one GPU that was told, GiB, or None where none or an impossible one was."""
+    stated = hardware.memory_gib
+    return stated if stated is not None and SMALLEST_GIB <= stated <= LARGEST_GIB else None
+
+
 def usable_memory(hardware: Hardware) -> MemoryFigure | None:
     """Return the total that the framework sees on one GPU, or None for an unknown card of unknown size."""
     device = find_device(hardware.gpu)
-    stated = hardware.memory_gib
+    stated = stated_memory(hardware)
     if device is None:
-        return None if stated is None or stated <= 0 else MemoryFigure(stated * 0.9975, 0.004)
-    if stated is None or stated <= 0:
+        return None if stated is None else MemoryFigure(stated * 0.9975, 0.004)
+    if stated is None:
         return MemoryFigure(device.usable_gib, TABLE_SD)
     for figure in (device.usable_gib, device.reported_gib):
         if abs(stated - figure) <= 0.0025 * figure:

@@ -18,3 +18,9 @@ def parse_version(text: str | None) -> Version | None:
         return None
     major, minor, patch, post = (int(part or 0) for part in match.groups())
     return (major, minor, patch, post)
+
+
+def is_other_series(one: str | None, other: str | None) -> bool:
+    """Tell whether two versions are of different minor series; unknown ones and builds without a release may not be."""
+    first, second = parse_version(one), parse_version(other)
+    return first is not None and second is not None and first[:2] != second[:2]

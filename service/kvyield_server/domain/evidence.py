@@ -23,6 +23,7 @@ FIXED_POOL_FLAGS = {
     EngineName.TENSORRT_LLM: ("max_gpu_total_bytes",),
 }
 LARGEST_PAGE = 256
+LEAST_GIB, MOST_GIB = 1e-5, 1e5
 NEIGHBOUR_SHARE = 0.06
 APART = 0.004
 
@@ -49,6 +50,7 @@ class Label(StrEnum):
     POST_CAPTURE = "post_capture"
     REFUSED = "refused"
     SLOPE_DISAGREEMENT = "slope_disagreement"
+    UNUSABLE = "unusable"
     UNIFIED_MEMORY = "unified_memory"
 
 
@@ -119,7 +121,8 @@ def _kv_gib(start: Observation) -> float | None:
     printed = as_number(start.measurements.kv_cache_gib)
     if printed is None and start.failure is not None:
         printed = as_number(start.failure.available_kv_cache_gib)
-    return printed if printed is not None and abs(printed) < 1e5 else None
+    is_usable = printed is not None and (printed == 0.0 or LEAST_GIB <= abs(printed) < MOST_GIB)
+    return printed if is_usable else None
 
 
 def pool_cap(start: Observation, tokens: int | None) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -34,9 +35,18 @@ from kvyield_server.domain.drift import (
     newest_point,
 )
 from kvyield_server.domain.evidence import Label, Use, classify
-from kvyield_server.domain.fit_summary import CHANGED, basis_kind, not_enough, parameters, warnings_of, whole_pages
+from kvyield_server.domain.fit_summary import (
+    CHANGED,
+    basis_kind,
+    finite,
+    not_enough,
+    parameters,
+    warnings_of,
+    whole_pages,
+)
 from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
 from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
+from kvyield_server.domain.memory_failures import SiblingDeath, sibling_deaths
 from kvyield_server.domain.model_facts import keeps_states, read_shape
 from kvyield_server.domain.observation import (
     Engine,
@@ -51,6 +61,13 @@ from kvyield_server.domain.observation import (
 from kvyield_server.domain.pooling import Member, count_alike, pooled_prior
 from kvyield_server.domain.regime import newest_regime
 from kvyield_server.domain.request_table import flags_as_set
+from kvyield_server.domain.unusable import (
+    NO_PRIOR,
+    NUMERICAL_FAILURES,
+    strict_arithmetic,
+    unusable_evidence,
+    unusable_fit,
+)
 
 MOST_RELATIVES = 64
 """How many deployments lend to the others, the newest: with all of them, time would grow with their square."""
@@ -66,7 +83,10 @@ class PairEvidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeploymentFit:
-    """One fitted deployment. ``running`` is the newest start that served; its flags stand in for flags not given."""
+    """One fitted deployment. ``running`` is the newest start that served; its flags stand in for flags not given.
+
+    ``neighbours`` are starts of sibling deployments that ran out of memory.
+    """
 
     key: Key
     summary: FitSummary
@@ -75,6 +95,7 @@ class DeploymentFit:
     free_memory: FreeMemoryLine
     prompt_need: PromptNeed
     starts: tuple[Observation, ...]
+    neighbours: tuple[SiblingDeath, ...] = ()
 
     def for_version(self, version: str | None) -> DeploymentFit:
         """Return the fit as it answers for this engine version: wider where its evidence is of another."""
@@ -91,13 +112,14 @@ class DeploymentFit:
         pool, kv_gib = self.capacity.pool(asked), self.capacity.kv_gib(asked)
         free = self.free_memory.at_ready(asked)
         warnings = self.summary.warnings
+        pool = pool if finite(pool) is not None else None
         if pool is None:
             warnings = (*warnings, not_enough(self.summary))
         return Prediction(
             flags=asked,
             pool_tokens=None if pool is None else whole_pages(pool.estimate(), self.capacity.page_tokens),
-            kv_cache_gib=None if kv_gib is None else kv_gib.estimate(),
-            free_at_ready_gib=None if free is None else free.estimate(),
+            kv_cache_gib=finite(kv_gib),
+            free_at_ready_gib=finite(free),
             basis=self.summary.basis,
             warnings=warnings,
         )
@@ -147,11 +169,35 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
         return PairFit(())
     groups = group_starts(evidence.observations)
     hardware, model = _merged(evidence.observations)
-    members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
-    return PairFit(tuple(_pooled(group, member, members) for group, member in zip(groups, members, strict=True)))
+    with strict_arithmetic():
+        members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
+        fits = [_fitted(group, member, members) for group, member in zip(groups, members, strict=True)]
+    deaths = [sibling_deaths(group, groups) for group in groups]
+    return PairFit(tuple(replace(fit, neighbours=own) for fit, own in zip(fits, deaths, strict=True)))
 
 
 def _member(group: Group, setting: Setting, transfers: Sequence[Observation]) -> Member:
+    try:
+        return _usable_member(group, setting, transfers)
+    except NUMERICAL_FAILURES:
+        found, fit = unusable_evidence(group.starts), unusable_fit(setting, group.starts)
+        return Member(group.key, setting, found, NO_PRIOR, fit, is_hybrid=False)
+
+
+def _fitted(group: Group, member: Member, members: Sequence[Member]) -> DeploymentFit:
+    """Return the fit of one deployment; alone where its relatives' figures, without a line where its own are no use."""
+    if Label.UNUSABLE not in member.fit.labels:
+        for lenders in (members, (member,)):
+            with suppress(*NUMERICAL_FAILURES):
+                return _pooled(group, member, lenders)
+    return _unusable(group, member.setting)
+
+
+def _unusable(group: Group, setting: Setting) -> DeploymentFit:
+    return _deployment(group, setting, unusable_fit(setting, group.starts), NO_PRIOR, None)
+
+
+def _usable_member(group: Group, setting: Setting, transfers: Sequence[Observation]) -> Member:
     prior = physics_prior(setting, group.starts, transfers)
     found = tuple(classify(start) for start in group.starts)
     return Member(group.key, setting, found, prior, fit_capacity(setting, found, prior), keeps_states(setting.model))
@@ -175,10 +221,13 @@ def cold_fit(
 ) -> DeploymentFit:
     """Return what config, card and other hardware's starts say before the first start of a pair."""
     setting = Setting(hardware=hardware, model=model, engine=engine, flags=flags)
-    prior = physics_prior(setting, (), transfers)
-    fit = fit_capacity(setting, (), prior)
-    key = deployment_key(model, engine, flags, hardware.gpu_count)
-    return _deployment(Group(key, ()), setting, fit, prior, None)
+    group = Group(deployment_key(model, engine, flags, hardware.gpu_count), ())
+    try:
+        with strict_arithmetic():
+            prior = physics_prior(setting, (), transfers)
+            return _deployment(group, setting, fit_capacity(setting, (), prior), prior, None)
+    except NUMERICAL_FAILURES:
+        return _unusable(group, setting)
 
 
 def _merged(observations: Sequence[Observation]) -> tuple[Hardware, Model]:
@@ -239,15 +288,18 @@ def _find_drift(member: Member, prior: CapacityPrior, others: Sequence[Member]) 
 def _deployment(
     group: Group, setting: Setting, fit: CapacityFit, prior: CapacityPrior, drift: Drift | None
 ) -> DeploymentFit:
+    if fit.line.posterior is not None and not fit.line.posterior.is_finite:
+        raise FloatingPointError("the line has figures that no pool can have")
     line = fit.line if drift is None else replace(fit.line, widening_tokens=abs(drift.tokens))
-    need = fit_prompt_need(group.starts, setting.model, setting.engine)
+    measured = () if Label.UNUSABLE in fit.labels else group.starts
+    need = fit_prompt_need(measured, setting.model, setting.engine)
     basis = Basis(
         kind=basis_kind(fit, prior),
         deployment=deployment_label(group.key),
         observation_ids=tuple(item.start.id for item in fit.evidence if item.use is Use.POINT),
         verified_prompt_tokens=need.verified_prompt_tokens,
     )
-    free_memory = fit_free_memory(group.starts, line, setting.model)
+    free_memory = fit_free_memory(measured, line, setting.model)
     labels = fit.labels | ({Label.DRIFT} if drift is not None else set())
     summary = FitSummary(
         deployment=deployment_label(group.key),

@@ -12,6 +12,7 @@ from kvyield_server.domain.capacity_prior import CapacityPrior
 from kvyield_server.domain.drift import Drift
 from kvyield_server.domain.evidence import Label
 from kvyield_server.domain.free_memory import FreeMemoryLine
+from kvyield_server.domain.regression import LARGEST_FIGURE
 from kvyield_server.domain.student import StudentT
 
 UNIFIED = Caution(
@@ -41,6 +42,13 @@ def whole_pages(estimate: Estimate, page_tokens: int) -> Estimate:
     )
 
 
+def finite(value: StudentT | None) -> Estimate | None:
+    """Return the estimate, or None where nothing tells it or a figure of it is none that memory can have."""
+    estimate = None if value is None else value.estimate()
+    is_sound = estimate is not None and max(abs(estimate.low), abs(estimate.high)) < LARGEST_FIGURE
+    return estimate if is_sound else None
+
+
 def basis_kind(fit: CapacityFit, prior: CapacityPrior) -> BasisKind:
     """Return the rung of the cold-start ladder that a fit stands on."""
     if fit.distinct_fractions > 1:
@@ -61,7 +69,8 @@ def parameters(line: CapacityLine, free_memory: FreeMemoryLine) -> dict[str, Est
         "base_memory_gib": line.base_gib,
         "free_at_ready_gib": free,
     }
-    return {name: value.estimate() for name, value in found.items() if value is not None}
+    estimates = {name: finite(value) for name, value in found.items()}
+    return {name: estimate for name, estimate in estimates.items() if estimate is not None}
 
 
 def warnings_of(fit: CapacityFit, labels: frozenset[Label], drift: Drift | None) -> tuple[Caution, ...]:

@@ -2,15 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from kvyield_server.domain.answers import Question
+from kvyield_server.domain.deployment import Group, differing_fields
+from kvyield_server.domain.engine_version import is_other_series
 from kvyield_server.domain.evidence import fraction_of
 from kvyield_server.domain.flags import NAMES, number
 from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Phase
 from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.token_cost import speculation
 from kvyield_server.domain.window import HIGHEST_STEP, step_below
+
+_OTHER_MEMORY = frozenset({"engine", "tp", "pp", "dp", "dp_attention", "dcp", "kv_dtype"})
+
+
+@dataclass(frozen=True, slots=True)
+class SiblingDeath:
+    """A start of a sibling deployment that ran out of memory, and the fields in which the deployments differ."""
+
+    start: Observation
+    differing: frozenset[str]
+
+
+def sibling_deaths(group: Group, groups: Sequence[Group]) -> tuple[SiblingDeath, ...]:
+    """Return the starts out of memory of other deployments with the same engine, parallel layout and KV dtype."""
+    return tuple(_sibling_deaths(group, [other for other in groups if other is not group]))
+
+
+def _sibling_deaths(group: Group, others: Sequence[Group]) -> Iterator[SiblingDeath]:
+    for other in others:
+        deaths = [start for start in other.starts if start.outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME)]
+        differing = differing_fields(group.key, other.key) if deaths else frozenset()
+        if not differing & _OTHER_MEMORY:
+            yield from (SiblingDeath(start, differing) for start in deaths)
+
+
+def binds(death: SiblingDeath, version: str | None, starts: Sequence[Observation]) -> bool:
+    """Tell whether a sibling's death rules out its fraction here as if it were this deployment's own.
+
+    It does when nothing but the version differs, within one minor series or with a version unknown, unless a later
+    start of this deployment became ready at that fraction under flags no lighter.
+    """
+    if death.differing - {"version"} or is_other_series(version, death.start.engine.version):
+        return False
+    return not any(_refutes(start, death.start) for start in starts)
+
+
+def _refutes(start: Observation, death: Observation) -> bool:
+    served, died = fraction_of(start), fraction_of(death)
+    if served is None or died is None or death.outcome is not Outcome.OOM_STARTUP:
+        return False
+    is_later = start.outcome is Outcome.READY and start.observed_at > death.observed_at and served >= died
+    return is_later and not is_lighter(start.engine.name, start.flags, death.flags)
 
 
 def counts_against(start: Observation, question: Question) -> bool:
@@ -36,7 +81,7 @@ def highest_survivable_step(
     cap, death = HIGHEST_STEP, None
     for start in deaths:
         fraction = fraction_of(start)
-        if fraction is None or _is_lighter(engine, flags, start.flags):
+        if fraction is None or is_lighter(engine, flags, start.flags):
             continue
         below = max(1, step_below(fraction))
         if below < cap:
@@ -44,7 +89,7 @@ def highest_survivable_step(
     return cap, death
 
 
-def _is_lighter(engine: EngineName, flags: Flags, then: Flags) -> bool:
+def is_lighter(engine: EngineName, flags: Flags, then: Flags) -> bool:
     """Tell whether the flags take less memory beside the pool than those of another start: one less, none more."""
     names = NAMES[engine]
     lighter = heavier = False

@@ -22,6 +22,9 @@ ROBUST_FROM = 4
 DATA_SPAN = 0.0195
 LEVEL = 0.9
 NEGLIGIBLE_OFFSET = 0.15
+LARGEST_FIGURE = 1e30
+SMALLEST_SD, LARGEST_SD = 1e-50, 1e50
+"""What a prior says in or beyond these figures nobody can know: it counts as nothing, and nothing overflows."""
 _ROOT_TWO = sqrt(2.0)
 
 
@@ -73,6 +76,12 @@ class LinePosterior:
     weights: Vector
     residual_z: Vector
     reach: tuple[float, float] | None = None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every figure of the line is a number that a pool can have."""
+        figures = (self.line.level, self.line.slope, self.believed.level, self.believed.slope, self.tau2)
+        return all(abs(figure) < LARGEST_FIGURE for figure in figures)
 
     def beyond(self, x: float) -> float:
         """Return by how much the line rises or falls between the nearest point of the evidence and x."""
@@ -220,14 +229,15 @@ def _believed(own: Line, inverse: Covariance, data: Covariance, pull: tuple[floa
 def _prior_terms(own: Line, slope: SlopePrior | None, anchor: Anchor | None) -> tuple[Covariance, tuple[float, float]]:
     """Return the prior's precision about the centre and its pull on level and slope."""
     level_p = cross_p = slope_p = pull = 0.0
-    if slope is not None and slope.sd > 0.0:
+    if slope is not None and SMALLEST_SD < slope.sd < LARGEST_SD and abs(slope.mean) < LARGEST_FIGURE:
         slope_p = slope.sd**-2
         pull = slope.mean * slope_p
     if anchor is not None:
         reach = own.center - anchor.x
         chord = own.level / reach if reach > SAME_ABSCISSA else 0.0
         steepness = slope.mean if slope is not None else chord
-        if steepness > 0.0 and anchor.sd > 0.0:
+        is_usable = SMALLEST_SD < steepness * anchor.sd < LARGEST_SD and abs(anchor.x) < LARGEST_FIGURE
+        if steepness > 0.0 and is_usable:
             weight = (steepness * anchor.sd) ** -2
             distance = anchor.x - own.center
             level_p, cross_p, slope_p = weight, weight * distance, slope_p + weight * distance**2

@@ -8,6 +8,7 @@ from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.scalars import as_count, as_word, first_given, is_on
 
 GIB = float(2**30)
+LARGEST_BYTES_PER_GPU = 1e14
 _QUANTISED_BYTES = {
     "fp8": 1.0,
     "w8a8": 1.0,
@@ -26,7 +27,7 @@ def weights_gib_per_gpu(model: Model, flags: Flags, gpu_count: int) -> float | N
     """Return GiB of weights on one GPU, split evenly over tensor and pipeline parallel ranks; None when unknown.
 
     The checkpoint's stated size is used as it is. Else parameters are counted from the config, for dense and
-    mixture-of-experts decoders, and multiplied by the bytes of one weight.
+    mixture-of-experts decoders, and multiplied by the bytes of one weight. More than any GPU could hold is unknown.
     """
     layout = parallel_layout(flags, gpu_count)
     stated = stated_weight_bytes(model.facts)
@@ -35,7 +36,8 @@ def weights_gib_per_gpu(model: Model, flags: Flags, gpu_count: int) -> float | N
         if count is None:
             return None
         stated = count * weight_bytes(model, flags)
-    return stated / GIB / (layout.tensor * layout.pipeline)
+    per_gpu = stated / (layout.tensor * layout.pipeline)
+    return per_gpu / GIB if 1.0 <= per_gpu <= LARGEST_BYTES_PER_GPU else None
 
 
 def weight_bytes(model: Model, flags: Flags) -> float:
