@@ -6,6 +6,9 @@ import bz2
 import gzip
 import lzma
 import os
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -13,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from kvyield import SourceError, sources
+from kvyield import SourceError, _bounded, sources
 from kvyield.assemble import Extras
 from kvyield.intake import read
 
@@ -47,11 +50,61 @@ def test_a_truncated_archive_gives_what_it_holds_and_a_note(tmp_path: Path) -> N
     assert "ends in the middle" in source.notes[-1]
 
 
-def test_a_line_without_end_comes_in_pieces(tmp_path: Path) -> None:
-    """A file without a single line end does not come as one piece of its whole size."""
+def test_of_a_line_without_end_only_the_head_comes(tmp_path: Path) -> None:
+    """A file without a single line end does not come as one piece of its whole size; the line after it is whole."""
     file = tmp_path / "binary"
-    file.write_bytes(b"x" * (sources.LONGEST_LINE_BYTES * 2 + 5))
-    assert [len(piece) for piece in sources.file_source(file).lines()] == [2**20, 2**20, 5]
+    file.write_bytes(b"x" * (_bounded.LONGEST_LINE_BYTES * 9 + 5) + b"\nnext\n")
+    first, second = sources.file_source(file).lines()
+    assert (len(first), second) == (_bounded.LONGEST_LINE_BYTES + 1, b"next\n")
+
+
+def test_what_a_progress_bar_left_last_is_kept(tmp_path: Path) -> None:
+    """A bar that writes over itself makes one long line; its last state comes with the head."""
+    file = tmp_path / "bar.log"
+    file.write_bytes(b"first " + b"\r 17% of it" * 60_000 + b"\r100% of it\n")
+    [line] = sources.file_source(file).lines()
+    assert line.startswith(b"first ")
+    assert line.endswith(b"\r100% of it\n")
+    assert len(line) < 2 * _bounded.LONGEST_LINE_BYTES
+
+
+def test_no_more_is_read_of_a_source_than_was_allowed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log over the bound is read up to it; one that unpacks a thousandfold is left; both are noted."""
+    file = tmp_path / "large.log"
+    file.write_bytes(b"line\n" * 1000)
+    source = sources.file_source(file, most_bytes=100)
+    assert len(list(source.lines())) == 20
+    assert "--max-bytes" in source.notes[-1]
+    monkeypatch.setattr(_bounded, "MOST_OF_A_BOMB_BYTES", 2**22)
+    (tmp_path / "bomb.xz").write_bytes(lzma.compress(bytes(2**25)))
+    bomb = sources.file_source(tmp_path / "bomb.xz")
+    assert sum(map(len, bomb.lines())) <= 2 * _bounded.LONGEST_LINE_BYTES
+    assert "times its size" in bomb.notes[-1]
+
+
+def test_long_lines_do_not_fill_the_memory(tmp_path: Path) -> None:
+    """A thousand lines of a quarter of a MiB are read in a few tens of MiB."""
+    file = tmp_path / "zeros.log.gz"
+    file.write_bytes(gzip.compress((b"x" * (2**18 - 1) + b"\n") * 800, 1))
+    code = (
+        "import re, sys; from pathlib import Path; from kvyield.intake import read_file; "
+        "from kvyield.assemble import Extras; read_file(Path(sys.argv[1]), Extras(), None); "
+        "print(re.search('VmHWM:[^0-9]*([0-9]+)', Path('/proc/self/status').read_text())[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, check=True, timeout=60)
+    assert int(done.stdout) < 120_000
+
+
+def test_a_pipe_is_read_to_its_end_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pipe as a log is legitimate; one that nobody writes to ends with an error that says so."""
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(gzip.compress(b"one\ntwo\n")))
+    writer.start()
+    assert list(sources.file_source(tmp_path / "pipe").lines()) == [b"one\n", b"two\n"]
+    writer.join()
+    monkeypatch.setattr(_bounded, "SILENCE_SECONDS", 0.2)
+    with pytest.raises(SourceError, match="was silent"):
+        list(sources.file_source(tmp_path / "pipe").lines())
 
 
 def test_missing_files_are_named_with_what_would_be_right(tmp_path: Path) -> None:
@@ -124,7 +177,7 @@ def test_a_command_that_is_not_there_is_said(tmp_path: Path, monkeypatch: pytest
 def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that never answers does not hold the client, and its process does not stay behind."""
     script(tmp_path, "docker", "echo hello; exec sleep 60", monkeypatch)
-    monkeypatch.setattr(sources, "SILENCE_SECONDS", 0.2)
+    monkeypatch.setattr(_bounded, "SILENCE_SECONDS", 0.2)
     began = time.monotonic()
     with pytest.raises(SourceError, match="was silent"):
         list(sources.docker_source("x").lines())

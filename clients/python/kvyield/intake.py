@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from kvyield._bounded import MOST_BYTES
 from kvyield._errors import KvyieldError
 from kvyield.assemble import Assembled, Extras, assemble
 from kvyield.engines import Sourced, Start, read_starts
@@ -51,13 +52,15 @@ def read_endpoints_only(get: Get, extras: Extras) -> Reading:
     return reading
 
 
-def read_file(path: Path, extras: Extras, engine: str | None) -> Reading:
-    """`read` for ``import``: a file that cannot be read becomes a note; nothing of this host is mixed in."""
-    source = replace(file_source(path), is_local=False)
+def read_file(path: Path, extras: Extras, engine: str | None, most_bytes: int = MOST_BYTES) -> Reading:
+    """`read` for ``import``: a file that cannot be read, whyever, becomes a note; nothing of this host is mixed in."""
+    source = replace(file_source(path, most_bytes=most_bytes), is_local=False)
     try:
         return read(source, extras, engine=engine)
     except KvyieldError as error:
         return Reading(str(path), notes=[str(error)])
+    except Exception as error:  # whatever one file does, the others are read
+        return Reading(str(path), notes=[f"{path} could not be read: {type(error).__name__} {error}".rstrip()])
 
 
 def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:

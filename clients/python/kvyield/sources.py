@@ -1,6 +1,7 @@
 """Where logs come from, each as lines of bytes read lazily: files, compressed ones too, stdin, journald, containers.
 
-A line longer than `LONGEST_LINE_BYTES` comes in pieces, so that a binary file by mistake does not fill the memory.
+Of a line longer than `LONGEST_LINE_BYTES` only the head comes (and what a progress bar left on the terminal last), so
+that a binary file by mistake does not fill the memory; of one source at most `MOST_BYTES` are read.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from glob import glob
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
+from kvyield import _bounded
+from kvyield._bounded import LONGEST_LINE_BYTES, MOST_BYTES, PIECE_BYTES, Bounded, PatientPipe, pieces
 from kvyield._errors import SourceError
 
-LONGEST_LINE_BYTES = 2**20
 _LOG_NAME = re.compile(r"^[^.].*\.(log|txt|out|err)\b|^(stdout|stderr|syslog|messages)\b")
 USER_UNIT = "user:"
-SILENCE_SECONDS = 60.0
 ANY_ZONE = timedelta(days=1)
 EXIT_SECONDS = 5.0
 _OPENERS: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
@@ -57,20 +58,20 @@ class Source:
     written_until: datetime = field(default_factory=lambda: datetime.now(timezone.utc) + ANY_ZONE)
 
 
-def file_source(path: str | Path) -> Source:
-    """A plain or compressed file (.gz, .bz2, .xz, told by its content)."""
+def file_source(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Source:
+    """A plain or compressed file (.gz, .bz2, .xz, told by its content), or a pipe that somebody writes to."""
     notes: list[str] = []
-    source = Source(str(path), lambda: _file_lines(Path(path), notes), notes=notes)
+    source = Source(str(path), lambda: _file_lines(Path(path), notes, most_bytes), notes=notes)
     with suppress(OSError):  # a file that is not there is an error when its lines are read
         source.written_until = datetime.fromtimestamp(Path(path).stat().st_mtime, timezone.utc) + ANY_ZONE
     return source
 
 
-def stdin_source() -> Source:
+def stdin_source(*, most_bytes: int = MOST_BYTES) -> Source:
     """Standard input, plain or compressed."""
     notes: list[str] = []
     name = "standard input"
-    return Source(name, lambda: _opened_lines(sys.stdin.buffer, name, notes), notes=notes)
+    return Source(name, lambda: _opened_lines(sys.stdin.buffer, name, notes, most_bytes), notes=notes)
 
 
 def journal_source(unit: str, *, since: str | None = None, follow: bool = False) -> Source:
@@ -153,35 +154,32 @@ def _missing(path: Path) -> str:
     return f"there is no file {path} ({where}); give the engine's log file, or - for standard input"
 
 
-def _file_lines(path: Path, notes: list[str]) -> Iterator[bytes]:
+def _file_lines(path: Path, notes: list[str], most_bytes: int) -> Iterator[bytes]:
     try:
-        if stat.S_ISDIR(path.stat().st_mode):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
             raise SourceError(f"{path} is a folder; give one log file, or `kvyield import {path}` for all below it")
-        with path.open("rb") as file:
-            yield from _opened_lines(file, str(path), notes)
+        with PatientPipe(path) if stat.S_ISFIFO(mode) else path.open("rb") as file:
+            yield from _opened_lines(cast("BinaryIO", file), str(path), notes, most_bytes)
     except FileNotFoundError:
         raise SourceError(_missing(path)) from None
     except OSError as error:
         raise SourceError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
-def _opened_lines(file: BinaryIO, name: str, notes: list[str]) -> Iterator[bytes]:
+def _opened_lines(file: BinaryIO, name: str, notes: list[str], most_bytes: int) -> Iterator[bytes]:
     buffered = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file))
     head = buffered.peek(8)
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
     try:
-        yield from _pieces(opener(buffered) if opener else buffered)
+        text = opener(buffered) if opener else buffered
+        yield from pieces(Bounded(text, name, notes, most_bytes, buffered if opener else None))
     except _BROKEN as error:
         notes.append(f"{name} ends in the middle or is damaged ({error}); what came before was read")
 
 
-def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    while line := file.readline(LONGEST_LINE_BYTES):
-        yield line
-
-
 def _command_source(name: str, command: list[str], hint: str, *, follow: bool) -> Source:
-    silence = None if follow else SILENCE_SECONDS
+    silence = None if follow else _bounded.SILENCE_SECONDS
     return Source(name, lambda: _command_lines(name, command, hint, silence))
 
 
@@ -229,9 +227,8 @@ def _split(chunks: Iterator[bytes]) -> Iterator[bytes]:
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             yield line + b"\n"
-        if len(rest) >= LONGEST_LINE_BYTES:
-            yield rest
-            rest = b""
+        if len(rest) > 2 * LONGEST_LINE_BYTES:
+            rest = rest[:LONGEST_LINE_BYTES] + rest[-PIECE_BYTES:]
     if rest:
         yield rest
 

@@ -48,6 +48,12 @@ def source_options(function: Function) -> Function:
     return _all(options, function)
 
 
+def size_option(function: Function) -> Function:
+    """``--max-bytes``."""
+    told = "Bytes read of one log, unpacked.  [default: 17179869184, 16 GiB]"
+    return _all([click.option("--max-bytes", type=click.IntRange(1), help=told)], function)
+
+
 def fact_options(function: Function) -> Function:
     """Facts that no source holds."""
     options = [
@@ -82,6 +88,7 @@ def client_of(settings: Settings, *, total_seconds: float = 30.0) -> Client:
 def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source | None:
     """The one source that was named, None when none was. Raises a usage error when there are several."""
     from kvyield import sources  # noqa: PLC0415
+    from kvyield._bounded import MOST_BYTES  # noqa: PLC0415
 
     names = [name for name in ("journal", "log_file", "docker", "kubernetes", "stdin") if given.get(name)]
     if len(names) > 1:
@@ -99,7 +106,10 @@ def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source |
         return sources.kubernetes_source(name, **details, previous=previous, since=since, follow=follow)
     if names == ["stdin"] and name != "-":
         raise click.UsageError(f"unexpected argument {name!r}; a log file is given with --log {name}")
-    return sources.stdin_source() if names == ["stdin"] or name == "-" else sources.file_source(name)
+    most_bytes = given.get("max_bytes") or MOST_BYTES
+    if names == ["stdin"] or name == "-":
+        return sources.stdin_source(most_bytes=most_bytes)
+    return sources.file_source(name, most_bytes=most_bytes)
 
 
 def extras_of(

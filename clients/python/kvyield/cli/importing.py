@@ -6,29 +6,29 @@ import os
 import signal
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvyield._errors import SourceError
-from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of
+from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of, size_option
 from kvyield.cli._run import DONE, FAILED, REFUSED, say
 from kvyield.cli._tables import elided, table
 
 if TYPE_CHECKING:
     from kvyield import _wire
     from kvyield._client import Client
-    from kvyield.assemble import Extras
     from kvyield.config import Settings
     from kvyield.delivery import Delivery
     from kvyield.intake import Reading
     from kvyield.spool import Spool
 
+Read = Callable[[Path], "Reading"]
 WORTH_A_PROCESS_BYTES = 4 * 2**20
 BATCH = 100
 SHOWN_FILES = 40
@@ -39,6 +39,7 @@ FATES = ("starts", "stored", "known", "spooled", "refused", "lost", "incomplete"
 @click.command("import")
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 @fact_options
+@size_option
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read.  [default: one a core]")
 @click.option("--dry-run", is_flag=True, help="Post nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, exactly as posted.")
@@ -51,11 +52,15 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     Importing the same log twice stores nothing twice. Facts come from the logs and the options only, never from this
     host's cards, since the logs may be another host's.
     """
+    from kvyield._bounded import MOST_BYTES  # noqa: PLC0415
+    from kvyield.intake import read_file  # noqa: PLC0415
     from kvyield.sources import expand  # noqa: PLC0415
 
+    most_bytes = given["max_bytes"] or MOST_BYTES
     settings = settings_of(given["url"], given["token"])
     files = expand(given["logs"])
-    readings = _readings(files, extras_of(given, settings, {}), given["engine"], given["jobs"])
+    read = partial(read_file, extras=extras_of(given, settings, {}), engine=given["engine"], most_bytes=most_bytes)
+    readings = _readings(files, read, given["jobs"])
     tally = _Tally(as_json=given["as_json"])
     if given["dry_run"]:
         for reading in _with_progress(readings, len(files)):
@@ -66,24 +71,40 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(tally.exit_code(given["spooled_exit_code"], is_dry=given["dry_run"]))
 
 
-def _readings(files: Sequence[Path], extras: Extras, engine: str | None, jobs: int | None) -> Iterator[Reading]:
-    from kvyield.intake import read_file  # noqa: PLC0415
-
+def _readings(files: Sequence[Path], read: Read, jobs: int | None) -> Iterator[Reading]:
     size = sum(file.stat().st_size for file in files if file.is_file())
     count = min(jobs or os.cpu_count() or 1, len(files))
     if count == 1 or (jobs is None and size < WORTH_A_PROCESS_BYTES):
-        yield from (read_file(file, extras, engine) for file in files)
+        yield from map(read, files)
         return
+    taken = 0
+    try:
+        for reading in _in_processes(files, read, count):
+            taken += 1
+            yield reading
+    except BrokenProcessPool:
+        yield from (_alone(file, read) for file in files[taken:])
+
+
+def _in_processes(files: Sequence[Path], read: Read, count: int) -> Iterator[Reading]:
     ignored = (signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to answer
     with ProcessPoolExecutor(count, get_context("spawn"), initializer=signal.signal, initargs=ignored) as pool:
-        futures = [pool.submit(read_file, file, extras, engine) for file in files]
         try:
+            futures = [pool.submit(read, file) for file in files]
             while futures:
                 yield futures.pop(0).result()
-        except BrokenProcessPool as error:
-            raise SourceError("a reading process was killed (out of memory?); --jobs 1 reads in this one") from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _alone(file: Path, read: Read) -> Reading:
+    """One file in a process of its own: when that dies, the file is named and the others are read."""
+    from kvyield.intake import Reading  # noqa: PLC0415
+
+    try:
+        return next(_in_processes([file], read, 1))
+    except BrokenProcessPool:
+        return Reading(str(file), notes=[f"{file}: the process that read it was killed (out of memory?)"])
 
 
 def _with_progress(readings: Iterator[Reading], total: int) -> Iterator[Reading]:

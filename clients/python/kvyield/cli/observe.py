@@ -17,6 +17,7 @@ from kvyield.cli._options import (
     one_of,
     service_options,
     settings_of,
+    size_option,
     source_options,
 )
 from kvyield.cli._run import DONE, FAILED, REFUSED, say
@@ -39,6 +40,7 @@ ENGINE_SECONDS = 15.0
 @click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
 @click.option("--recommendation", metavar="ID", help="The stored recommendation that the newest start follows.")
 @fact_options
+@size_option
 @click.option("--dry-run", is_flag=True, help="Post nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line, exactly as posted.")
 @click.option("--explain", "explained", is_flag=True, help="Show for each value the line that it came from.")

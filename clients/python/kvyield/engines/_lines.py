@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 CHUNK_BYTES = 1 << 18
 LINES_A_BATCH = 1024
+BATCH_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 22
 LOOK_BACK_BYTES = 1 << 18
 
@@ -94,7 +95,17 @@ def chunks(lines: Iterable[bytes | str], *, follow: bool) -> Iterator[bytes]:
         return
     source, size = iter(lines), 1 if follow else LINES_A_BATCH
     joiner = _Joiner()
-    yield from _whole_lines(iter(lambda: joiner.join(list(islice(source, size))), b""))
+    yield from _whole_lines(iter(lambda: joiner.join(list(_batch(source, size))), b""))
+
+
+def _batch(source: Iterator[bytes | str], size: int) -> Iterator[bytes | str]:
+    """At most so many lines, fewer when they are long."""
+    taken = 0
+    for line in islice(source, size):
+        yield line
+        taken += len(line)
+        if taken >= BATCH_BYTES:
+            return
 
 
 def _whole_lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
