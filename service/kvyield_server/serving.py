@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-from types import FrameType
 
 import structlog
 import uvicorn
@@ -29,9 +28,6 @@ def run(settings: Settings) -> None:
     with listener:
         app = create_app(settings)
         port = listener.getsockname()[1]
-        structlog.get_logger("kvyield").info(
-            "serving", url=f"http://{settings.host}:{port}", database=without_password(settings.database)
-        )
         config = uvicorn.Config(
             app,
             loop="uvloop",
@@ -43,13 +39,15 @@ def run(settings: Settings) -> None:
             server_header=False,
             timeout_graceful_shutdown=SECONDS_TO_FINISH,
         )
+        server = uvicorn.Server(config)
+        # Uvicorn listens for signals only while it serves: one that comes before must stop it too, and the one that it
+        # raises again after an orderly stop must leave the exit status at 0.
         for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _stopped)
-        uvicorn.Server(config).run(sockets=[listener])
-
-
-def _stopped(_number: int, _frame: FrameType | None) -> None:
-    """Take the signal that uvicorn raises once more after an orderly stop, so that the exit status is 0."""
+            signal.signal(number, server.handle_exit)
+        structlog.get_logger("kvyield").info(
+            "serving", url=f"http://{settings.host}:{port}", database=without_password(settings.database)
+        )
+        server.run(sockets=[listener])
 
 
 def _listener(host: str, port: int) -> socket.socket:
