@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Generic, TypeVar
@@ -9,9 +10,11 @@ from typing import Annotated, Generic, TypeVar
 from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Caution, Estimate
+from kvyield_server.schemas.strict import Fault
 
 MAX_TOKENS = 1_000_000_000_000
 MAX_GIB = 1_000_000.0
+SMALLEST = 0.000_001
 
 NOT_BLANK = r"\S"
 Tokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
@@ -19,9 +22,10 @@ TokensOrNone = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 Count = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 Gib = Annotated[float, Meta(ge=0.0, le=MAX_GIB)]
 SignedGib = Annotated[float, Meta(ge=-MAX_GIB, le=MAX_GIB)]
-PositiveGib = Annotated[float, Meta(gt=0.0, le=MAX_GIB)]
+PositiveGib = Annotated[float, Meta(ge=SMALLEST, le=MAX_GIB)]
+MemoryGib = Annotated[float, Meta(ge=0.1, le=100_000.0)]
 Seconds = Annotated[float, Meta(ge=0.0, le=10_000_000.0)]
-Fraction = Annotated[float, Meta(gt=0.0, le=1.0)]
+Fraction = Annotated[float, Meta(ge=0.001, le=1.0)]
 GpuCount = Annotated[int, Meta(ge=1, le=65_536)]
 Name = Annotated[str, Meta(min_length=1, max_length=200, pattern=NOT_BLANK)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=500, pattern=NOT_BLANK)]
@@ -54,6 +58,15 @@ class WarningOut(Struct, frozen=True, kw_only=True):
 
     code: str
     detail: str
+
+
+def size_faults(body: Struct | None, pointer: str, names: Iterable[str] | None = None) -> Iterator[Fault]:
+    """Yield each figure of a struct that is neither 0 nor large enough to have been measured."""
+    for name in (names or body.__struct_fields__) if body else ():
+        value = getattr(body, name)
+        if isinstance(value, float) and 0 < abs(value) < SMALLEST:
+            detail = f"{name} is {value}; it must be 0 or at least {SMALLEST:.6f}."
+            yield Fault(f"{pointer}/{name}", detail)
 
 
 def rounded(value: float | None, digits: int) -> float | None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from math import isfinite
 from typing import Any
 
-from kvyield_server.schemas.strict import Fault, pointer_to
+from kvyield_server.schemas.secrets import looks_secret
+from kvyield_server.schemas.strict import Fault, pointer_to, shown
 
 FactsIn = dict[str, Any]
 MAX_DEPTH = 6
 MAX_VALUES = 20_000
 MAX_TEXT = 2_000
+MAX_NUMBER = 10**15
+
+
+_UNWELCOME = "is named like a secret; secrets are not kept, leave it out."
 
 
 def fact_faults(facts: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
@@ -22,21 +26,27 @@ def fact_faults(facts: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
         yield Fault(pointer, f"facts holds more than {MAX_VALUES} values; give the fields that size the KV cache.")
         return
     for name, value in facts.items():
-        if detail := _fault(value, MAX_DEPTH):
+        if detail := _name_fault(name) or _fault(value, MAX_DEPTH):
             yield Fault(pointer + pointer_to(name), f"{name[:100]} {detail}")
 
 
 def _fault(value: Any, depth: int) -> str | None:
     if isinstance(value, dict | list):
+        if isinstance(value, dict) and (secret := next(filter(looks_secret, value), None)):
+            return f"holds {secret[:100]}, which {_UNWELCOME}"
         items = list(value.values()) if isinstance(value, dict) else value
         if depth == 0 and items:
             return f"is nested more than {MAX_DEPTH} deep."
         return next((detail for item in items if (detail := _fault(item, depth - 1))), None)
     if isinstance(value, str) and len(value) > MAX_TEXT:
         return f"has {len(value)} characters; at most {MAX_TEXT} are kept."
-    if isinstance(value, float) and not isfinite(value):
-        return "is not a finite number."
-    return "is a whole number of 2^63 or more." if isinstance(value, int) and abs(value) >= 2**63 else None
+    if isinstance(value, int | float) and not abs(value) <= MAX_NUMBER:
+        return f"is {shown(value)}; numbers go up to 10^15 either way."
+    return None
+
+
+def _name_fault(name: str) -> str | None:
+    return _UNWELCOME if looks_secret(name) else None
 
 
 def _count(value: Any, depth: int) -> int:

@@ -27,7 +27,7 @@ _Whole = Annotated[int, Meta(ge=1, le=1_000_000_000)]
 _WholeOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
 _WholeOrOff = Annotated[int, Meta(ge=-1, le=1_000_000_000)]
 _PoolTokens = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
-_FractionOrBlocks = Annotated[float, Meta(gt=0.0, le=1_000_000_000.0)]
+_FractionOrBlocks = Annotated[float, Meta(ge=0.001, le=1_000_000_000.0)]
 _Text = Annotated[str, Meta(min_length=1, max_length=200)]
 
 _WHOLE = (_Whole, "a whole number of at least 1")
@@ -41,8 +41,8 @@ _SWITCHES = ("enforce_eager", "disable_cuda_graph", "enable_dp_attention", "disa
 _FRACTIONS = ("mem_fraction_static", "gpu_memory_utilization", "free_gpu_memory_fraction")
 
 _KNOWN: Mapping[str, tuple[Any, str]] = {
-    **dict.fromkeys(_FRACTIONS, (Fraction, "a fraction over 0 and at most 1")),
-    "cache_max_entry_count": (_FractionOrBlocks, "a fraction over 0 and at most 1, or a number of blocks over 1"),
+    **dict.fromkeys(_FRACTIONS, (Fraction, "a fraction from 0.001 to 1")),
+    "cache_max_entry_count": (_FractionOrBlocks, "a fraction from 0.001 to 1, or a number of blocks over 1"),
     **dict.fromkeys((*_SIZES, *_VLLM_SIZES, *_LIMITS, "max_seq_len", "session_len"), _WHOLE),
     **dict.fromkeys(("max_total_tokens", "num_gpu_blocks_override"), (_PoolTokens, _WHOLE[1])),
     **dict.fromkeys(("context_length", "max_model_len"), (_WholeOrOff, "a number of tokens (-1: the engine's choice)")),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
+from itertools import chain
 from typing import Annotated, Any, Literal, Protocol, TypeVar
 from uuid import UUID
 
@@ -32,6 +33,7 @@ from kvyield_server.schemas.common import (
     Instant,
     LogText,
     LongText,
+    MemoryGib,
     ModelName,
     Name,
     PositiveGib,
@@ -41,13 +43,15 @@ from kvyield_server.schemas.common import (
     Tokens,
     TokensOrNone,
     as_utc,
+    size_faults,
 )
 from kvyield_server.schemas.facts import FactsIn, fact_faults
 from kvyield_server.schemas.flags import FlagsIn, flag_faults, fraction_fault, normalised
-from kvyield_server.schemas.strict import Fault
+from kvyield_server.schemas.strict import Fault, first_faults
 
 T = TypeVar("T")
 MAX_VERIFICATIONS = 100
+FURTHEST_AHEAD = timedelta(days=1)
 
 
 class HardwareIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -55,7 +59,7 @@ class HardwareIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only
 
     gpu: Name
     gpu_count: GpuCount
-    memory_gib: PositiveGib | None = None
+    memory_gib: MemoryGib | None = None
     unified_memory: bool | None = None
 
 
@@ -87,7 +91,7 @@ class MeasurementsIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     draft_kv_cache_gib: Gib | None = None
     weights_gib: Gib | None = None
     graph_gib: Gib | None = None
-    device_memory_gib: PositiveGib | None = None
+    device_memory_gib: MemoryGib | None = None
     startup_seconds: Seconds | None = None
 
 
@@ -188,17 +192,22 @@ class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
 
 def observation_faults(body: ObservationIn) -> list[Fault]:
     """Return what the types cannot say: secrets, known flags, and what each outcome needs."""
-    return [
-        *_time_faults(body.observed_at),
-        *fact_faults(body.model.facts, "/model/facts"),
-        *flag_faults(body.flags, "/flags"),
-        *_outcome_faults(body),
-        *_verification_list_faults(body.verifications or []),
-    ]
+    return first_faults(
+        chain(
+            _time_faults(body.observed_at),
+            fact_faults(body.model.facts, "/model/facts"),
+            flag_faults(body.flags, "/flags"),
+            _outcome_faults(body),
+            size_faults(body.measurements, "/measurements"),
+            size_faults(body.failure, "/failure"),
+            _verification_list_faults(body.verifications or []),
+        )
+    )
 
 
 def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fault]:
     """Yield what the types cannot say of a verification."""
+    yield from size_faults(body, pointer)
     if body.cached_tokens is not None and body.cached_tokens > body.prompt_tokens:
         detail = f"cached_tokens is {body.cached_tokens}, more than prompt_tokens, {body.prompt_tokens}."
         yield Fault(f"{pointer}/cached_tokens", detail)
@@ -277,6 +286,9 @@ def from_domain(stored: Kept) -> ObservationOut:
 def _time_faults(moment: datetime | None) -> Iterator[Fault]:
     if moment is not None and not 2000 <= moment.year < 2200:
         yield Fault("/observed_at", f"observed_at is in the year {moment.year}; the start of an engine is meant.")
+    elif moment is not None and moment > datetime.now(UTC) + FURTHEST_AHEAD:
+        detail = f"observed_at is {moment.isoformat()}, more than a day ahead of this service's clock."
+        yield Fault("/observed_at", detail)
 
 
 def _outcome_faults(body: ObservationIn) -> Iterator[Fault]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated
 from uuid import UUID
 
@@ -70,7 +70,7 @@ def row_named(token: str) -> tuple[datetime, UUID]:
         moment = datetime.fromisoformat(at)
         if moment.tzinfo is None:
             raise ValueError
-        return moment, UUID(row_id)
-    except (ValueError, binascii.Error):
+        return moment.astimezone(UTC), UUID(row_id)
+    except (ValueError, OverflowError, binascii.Error):
         detail = "page_token is not one that this service gave; take next_page_token of the page before."
         raise FaultyBodyError([Fault("/page_token", detail)]) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -12,7 +13,7 @@ from kvyield_server.schemas.common import EstimateOut, WarningOut, estimate_out,
 from kvyield_server.schemas.flags import FlagsIn, flag_faults
 from kvyield_server.schemas.pairs import BasisOut, basis_out
 from kvyield_server.schemas.selectors import SelectorIn, selector_faults
-from kvyield_server.schemas.strict import Fault
+from kvyield_server.schemas.strict import Fault, first_faults
 
 MAX_FLAG_SETS = 200
 
@@ -43,10 +44,8 @@ class PredictionsOut(Struct, frozen=True, kw_only=True):
 
 def predictions_faults(body: PredictionsIn) -> list[Fault]:
     """Return what the types cannot say."""
-    faults = list(selector_faults(body.selector, "/selector"))
-    for index, flags in enumerate(body.flags):
-        faults.extend(flag_faults(flags, f"/flags/{index}"))
-    return faults
+    of_flags = (flag_faults(flags, f"/flags/{index}") for index, flags in enumerate(body.flags))
+    return first_faults(chain(selector_faults(body.selector, "/selector"), chain.from_iterable(of_flags)))
 
 
 def prediction_out(prediction: Prediction) -> PredictionOut:

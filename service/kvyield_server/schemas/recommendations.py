@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import chain
 from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
 
@@ -14,10 +15,11 @@ from kvyield_server.domain.observation import EngineName, Flags, Scalar
 from kvyield_server.schemas.common import (
     EstimateOut,
     Gib,
-    PositiveGib,
+    MemoryGib,
     WarningOut,
     estimate_out,
     rounded,
+    size_faults,
     tokens_out,
     warnings_out,
 )
@@ -25,7 +27,7 @@ from kvyield_server.schemas.facts import FactsIn
 from kvyield_server.schemas.flags import flag_faults
 from kvyield_server.schemas.pairs import BasisOut, basis_out
 from kvyield_server.schemas.selectors import NamedIn, selector_faults
-from kvyield_server.schemas.strict import Fault
+from kvyield_server.schemas.strict import Fault, first_faults
 
 RenderFormat = Literal["args", "systemd", "docker", "compose", "kubernetes"]
 AskedTokens = Annotated[int, Meta(ge=1, le=1_000_000_000)]
@@ -34,7 +36,7 @@ Concurrent = Annotated[int, Meta(ge=1, le=1_000_000)]
 RunningRequests = Annotated[int, Meta(ge=1, le=1_000_000)]
 Confidence = Annotated[float, Meta(ge=0.5, le=0.9999)]
 ChunkTokens = Annotated[int, Meta(ge=-1, le=1_000_000_000)]
-DtypeName = Annotated[str, Meta(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9_.\-]+$")]
+DtypeName = Annotated[str, Meta(min_length=1, max_length=50, pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_.\-]*$(?!\n)")]
 
 
 class QuestionIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
@@ -63,7 +65,7 @@ class RecommendationIn(QuestionIn, forbid_unknown_fields=True, kw_only=True):
     """The same question as a body; with ``facts`` of the model's config the pair may be one never recorded."""
 
     facts: FactsIn | None = None
-    memory_gib: PositiveGib | None = None
+    memory_gib: MemoryGib | None = None
     unified_memory: bool | None = None
 
 
@@ -160,7 +162,8 @@ class KeptRecommendation(Protocol):
 
 def recommendation_faults(body: QuestionIn, pointer: str = "") -> list[Fault]:
     """Return what the types cannot say."""
-    return [*selector_faults(body, pointer), *flag_faults(_held(body), pointer)]
+    need = size_faults(body, pointer, ("prompt_need_gib",))
+    return first_faults(chain(selector_faults(body, pointer), need, flag_faults(_held(body), pointer)))
 
 
 def question_of(body: QuestionIn) -> Question:

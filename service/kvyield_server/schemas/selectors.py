@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from kvyield_server.domain.observation import EngineName
-from kvyield_server.schemas.common import GpuCount, ModelName, Name, PositiveGib, ShortText
+from kvyield_server.schemas.common import GpuCount, MemoryGib, ModelName, Name, ShortText
 from kvyield_server.schemas.facts import FactsIn, fact_faults
 from kvyield_server.schemas.strict import Fault
 
@@ -33,7 +33,7 @@ class SelectorIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
     """Which pair and deployment is meant; with ``facts`` of the model's config the pair may be one never recorded."""
 
     facts: FactsIn | None = None
-    memory_gib: PositiveGib | None = None
+    memory_gib: MemoryGib | None = None
     unified_memory: bool | None = None
 
 

@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
+from itertools import chain, islice
+from math import isfinite
 from types import UnionType
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin
 
@@ -18,11 +21,14 @@ from kvyield_server.schemas.secrets import looks_secret
 
 T = TypeVar("T")
 MAX_FAULTS = 50
+MAX_DEPTH = 32
+MAX_SHOWN = 60
 _KEY_END = b'":'
 _SPACED_KEY_END = re.compile(rb'"\s+:')
+_STRING_OR_BRACKET = re.compile(r'"[^"]*"?|[\[\]{}]')
 _plain = msgspec.json.Decoder()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
-_BLANK_RULE = 'str matching regex "\\\\S"'
+_BEYOND_RULE = "; a number must be under 1e308."
 
 
 class Fault(NamedTuple):
@@ -48,6 +54,12 @@ class _Object(dict[str, Any]):
     duplicates: tuple[str, ...] = ()
 
 
+class _Beyond(float):
+    """A number that is too large for a float, as it was written."""
+
+    text: str
+
+
 def decode(body: bytes, expected: type[T]) -> T:
     """Decode a JSON body strictly.
 
@@ -62,10 +74,11 @@ def decode(body: bytes, expected: type[T]) -> T:
         faults = faults_of(parse(body), expected)
         raise FaultyBodyError(faults or [Fault("", str(error))]) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        parse(body)
+        if faults := first_faults(_text_faults(parse(body), "")):
+            raise FaultyBodyError(faults) from None
         raise MalformedJsonError(f"The body is not valid JSON: {error}.") from None
-    if not is_plain and (faults := list(_text_faults(parse(body), ""))):
-        raise FaultyBodyError(faults[:MAX_FAULTS])
+    if not is_plain and (faults := first_faults(_text_faults(parse(body), ""))):
+        raise FaultyBodyError(faults)
     return value
 
 
@@ -89,10 +102,14 @@ def parse(body: bytes) -> Any:
     """Parse JSON into plain values that remember duplicate keys.
 
     Raises:
-        MalformedJsonError: not JSON, or nested too deeply.
+        MalformedJsonError: not JSON, or nested more than ``MAX_DEPTH`` deep.
     """
     try:
-        value = json.loads(body.decode(), object_pairs_hook=_object, parse_constant=_refuse_constant)
+        text = body.decode()
+        _refuse_depth(text)
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_float_or_beyond
+        )
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -112,8 +129,15 @@ def parse(body: bytes) -> Any:
 def faults_of(value: Any, expected: Any, *, strict: bool = True) -> list[Fault]:
     """Return all faults of a parsed value against a wire type, at most ``MAX_FAULTS``; texts may stand for numbers
     when not ``strict``."""
-    found = [*_text_faults(value, ""), *_faults(value, expected, "", strict)]
-    return found[:MAX_FAULTS]
+    told = first_faults(_text_faults(value, ""))
+    beyond = {fault.pointer for fault in told if fault.detail.endswith(_BEYOND_RULE)}
+    others = (fault for fault in _faults(value, expected, "", strict) if fault.pointer not in beyond)
+    return first_faults(chain(told, others))
+
+
+def first_faults(faults: Iterable[Fault]) -> list[Fault]:
+    """Return the first ``MAX_FAULTS`` faults and look for no more."""
+    return list(islice(faults, MAX_FAULTS))
 
 
 def pointer_to(*parts: str | int) -> str:
@@ -125,16 +149,46 @@ def shown(value: object, name: str = "") -> str:
     """Return a value as a person may read it: short, and hidden when its name looks like a secret."""
     if looks_secret(name):
         return "hidden"
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 60 else text[:57] + "..."
+    begun = value[: MAX_SHOWN + 1] if isinstance(value, str) else value
+    text = ""
+    for piece in _showing.iterencode(begun):
+        text += piece[: MAX_SHOWN + 1]
+        if len(text) > MAX_SHOWN:
+            return text[: MAX_SHOWN - 3] + "..."
+    return text
+
+
+_showing = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
     result = _Object(pairs)
     if len(result) != len(pairs):
-        keys = [key for key, _ in pairs]
-        result.duplicates = tuple(sorted({key for key in keys if keys.count(key) > 1}))
+        counts = Counter(key for key, _ in pairs)
+        result.duplicates = tuple(sorted(key for key, count in counts.items() if count > 1))
     return result
+
+
+def _float_or_beyond(text: str) -> float:
+    number = float(text)
+    if isfinite(number):
+        return number
+    beyond = _Beyond(number)
+    beyond.text = text
+    return beyond
+
+
+def _refuse_depth(text: str) -> None:
+    """Look at brackets alone, so that no nesting is too deep to be looked at."""
+    depth = 0
+    for found in _STRING_OR_BRACKET.finditer(text.replace("\\\\", "__").replace('\\"', "__")):
+        sign = found[0]
+        depth += (sign in "[{") - (sign in "]}")
+        if depth > MAX_DEPTH:
+            at = found.start()
+            line, column = text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)
+            place = f"at character {at} (line {line}, column {column})"
+            raise MalformedJsonError(f"The body is nested more than {MAX_DEPTH} deep {place}.")
 
 
 def _refuse_constant(name: str) -> None:
@@ -142,30 +196,37 @@ def _refuse_constant(name: str) -> None:
 
 
 def _text_faults(value: Any, pointer: str) -> Iterator[Fault]:
-    """Yield duplicate keys and NUL characters, which no database column keeps."""
+    """Yield duplicate keys, and what no database column keeps: NUL characters, numbers beyond all floats."""
     if isinstance(value, dict):
         for key in getattr(value, "duplicates", ()):
             yield Fault(pointer + pointer_to(key), f"The key {key} occurs more than once; give it once.")
         for key, item in value.items():
             if "\0" in key:
                 yield Fault(pointer, "A key holds a NUL character.")
-            yield from _text_faults(item, pointer + pointer_to(key))
+            if _is_suspect(item):
+                yield from _text_faults(item, pointer + pointer_to(key))
     elif isinstance(value, list):
         for index, item in enumerate(value):
-            yield from _text_faults(item, pointer + pointer_to(index))
+            if _is_suspect(item):
+                yield from _text_faults(item, pointer + pointer_to(index))
+    elif isinstance(value, _Beyond):
+        yield Fault(pointer, f"{_last(pointer)} is {value.text[:MAX_SHOWN]}{_BEYOND_RULE}")
     elif isinstance(value, str) and "\0" in value:
         yield Fault(pointer, f"{_last(pointer)} holds a NUL character; leave it out.")
 
 
+def _is_suspect(value: Any) -> bool:
+    return isinstance(value, dict | list | _Beyond) or (isinstance(value, str) and "\0" in value)
+
+
 def _faults(value: Any, expected: Any, pointer: str, strict: bool) -> Iterator[Fault]:
-    inner = list(_inner_faults(value, expected, pointer, strict))
-    yield from inner
-    if inner:
-        return
     try:
         msgspec.convert(value, expected, strict=strict)
-    except (msgspec.ValidationError, RecursionError) as error:
-        yield Fault(pointer, _sentence(value, _wanted(expected) or str(error), pointer))
+    except msgspec.ValidationError as error:
+        inner = _inner_faults(value, expected, pointer, strict)
+        own = Fault(pointer, _sentence(value, _wanted(expected) or str(error), pointer))
+        yield next(inner, own)
+        yield from inner
 
 
 def _inner_faults(value: Any, expected: Any, pointer: str, strict: bool) -> Iterator[Fault]:

@@ -1,0 +1,159 @@
+"""Input made to cost time or to break things: refused quickly, by name, and never a 500."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import threading
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from litestar.testing import TestClient
+
+from api.conftest import Client
+from api.samples import NAMES, changed, start
+from kvyield_server.api.services import LARGE_BODY_BYTES, Services
+from kvyield_server.app import create_app
+from kvyield_server.settings import Settings
+from kvyield_server.storage.memory import MemoryStorage
+
+JSON = {"content-type": "application/json"}
+QUESTION: dict[str, Any] = {**NAMES, "target_tokens": 200_000}
+PAIRS_TWICE = "{" + ",".join(f'"a{n}":1,"a{n}":1' for n in range(20_000)) + "}"
+BAD_FLAGS = json.dumps(start(flags={f"f{n}": [] for n in range(300_000)}))
+ONES = "[" + "1," * 4_900_000 + "1]"
+BAD_BATCH = json.dumps({"observations": [start(flags={f"f{n}": [] for n in range(1_000)})] * 400})
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    """One client for all of this: nothing that is posted here is kept."""
+    with TestClient(create_app(Settings(), MemoryStorage())) as client:
+        yield client
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "seconds"),
+    [
+        ("/observations", PAIRS_TWICE, 1.5),
+        ("/observations", BAD_FLAGS, 4),
+        ("/observations", ONES, 4),
+        ("/observations/batch", BAD_BATCH, 5),
+    ],
+    ids=["keys_twice", "bad_flags", "ones", "bad_batch"],
+)
+def test_a_bad_body_costs_time_by_its_length_alone(client: Client, path: str, body: str, seconds: float) -> None:
+    """Keys given twice, flags that are all wrong and values of no use are told in time linear in the body, fifty at
+    most."""
+    began = time.process_time()
+    answer = client.post(path, content=body.encode(), headers=JSON)
+    assert time.process_time() - began < seconds
+    problems = [item["problem"] for item in answer.json()["items"]] if "items" in answer.json() else [answer.json()]
+    assert all(problem["status"] == 422 and 1 <= len(problem["errors"]) <= 50 for problem in problems)
+
+
+def test_a_large_body_is_decoded_beside_the_event_loop() -> None:
+    """A body over 64 KB is decoded in another thread, a small one at once."""
+    services = Services(Settings(), MemoryStorage())
+
+    async def both() -> list[int]:
+        return [await services.decoded(size, threading.get_ident) for size in (LARGE_BODY_BYTES, LARGE_BODY_BYTES + 1)]
+
+    small, large = asyncio.run(both())
+    services.storage.close()
+    assert small == threading.get_ident() != large
+
+
+@pytest.mark.parametrize("depth", [33, 500, 958, 964, 2_000])
+@pytest.mark.parametrize(("left", "right"), [("[", "]"), ('{"a":', "}")], ids=["arrays", "objects"])
+def test_deep_nesting_is_refused_with_its_place(client: Client, depth: int, left: str, right: str) -> None:
+    """Wherever a body is nested more than 32 deep, the answer is a 400 that says at which character."""
+    deep = left * depth + "1" + right * depth
+    flags = json.dumps(start(flags={"a": "DEEP"})).replace('"DEEP"', deep)
+    retraction = "/observations/0197b0a0-0000-7000-8000-000000000001/retraction"
+    for path, body in [("/observations", deep), ("/observations", flags), (retraction, '{"reason": ' + deep + "}")]:
+        answer = client.post(path, content=body.encode(), headers=JSON)
+        assert (answer.status_code, answer.json()["type"]) == (400, "/problems/malformed")
+        assert "nested more than 32 deep at character" in answer.json()["detail"]
+    batch = client.post("/observations/batch", content=f'{{"observations": [{flags}]}}'.encode(), headers=JSON)
+    assert batch.status_code == 400 or batch.json()["items"][0]["status"] == 400
+
+
+@pytest.mark.parametrize("path", ["/observations", "/pairs"])
+@pytest.mark.parametrize("moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-14:00"])
+def test_a_page_token_at_the_end_of_time_is_refused(client: Client, path: str, moment: str) -> None:
+    """A made-up token whose moment has no UTC form is refused like any other made-up token."""
+    token = base64.urlsafe_b64encode(f"{moment} {'0' * 32}".encode()).decode().rstrip("=")
+    answer = client.get(path, params={"page_token": token})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/page_token")
+
+
+@pytest.mark.parametrize("name", ["fp8\n", "-fp8", "--kv", "fp8 x"])
+def test_a_dtype_is_one_word_that_is_no_option(client: Client, name: str) -> None:
+    """A line end, a blank or a leading dash in kv_cache_dtype is refused, as a parameter and in a body."""
+    for answer in (
+        client.get("/recommend", params={**QUESTION, "kv_cache_dtype": name}),
+        client.post("/recommendations", json={**QUESTION, "kv_cache_dtype": name}),
+    ):
+        assert answer.status_code == 422
+        assert [fault["pointer"] for fault in answer.json()["errors"]] == ["/kv_cache_dtype"]
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("/model/facts/checkpoint_bytes", 1e200),
+        ("/model/facts/num_hidden_layers", -(10**16)),
+        ("/model/facts/api_key", "x"),
+        ("/model/facts/hf_token", "x"),
+        ("/model/facts/password", None),
+        ("/model/facts/aws_secret_access_key", "x"),
+        ("/model/facts/inner", {"api_key": "x"}),
+        ("/hardware/memory_gib", 1e-300),
+        ("/hardware/memory_gib", 200_000),
+        ("/measurements/kv_cache_gib", 1e-100),
+        ("/measurements/free_at_ready_gib", 1e-100),
+        ("/measurements/device_memory_gib", 1e-3),
+        ("/verifications/0/lowest_free_gib", 1e-100),
+        ("/flags/mem_fraction_static", 1e-300),
+        ("/observed_at", (datetime.now(UTC) + timedelta(days=2)).isoformat()),
+    ],
+)
+def test_figures_that_nothing_measures_are_refused(client: Client, pointer: str, value: Any) -> None:
+    """Sizes too small or large for hardware, facts beyond 10^15 or named like secrets, starts of the day after next."""
+    body = changed(pointer, value) if "verif" not in pointer else start()
+    if "verif" in pointer:
+        body["verifications"] = [{"prompt_tokens": 5, "passed": True, "lowest_free_gib": value}]
+    answer = client.post("/observations", json=body)
+    assert answer.status_code == 422
+    assert [fault["pointer"] for fault in answer.json()["errors"]] == [pointer]
+
+
+def test_a_number_beyond_all_floats_is_named(client: Client) -> None:
+    """1e999 in facts or flags is refused by its key, as it was written."""
+    for key in ("num_hidden_layers", "chunked_prefill_size"):
+        old = f'"{key}": {61 if key.startswith("num") else 8192}'
+        text = json.dumps(start()).replace(old, f'"{key}": 1e999')
+        alone = client.post("/observations", content=text.encode(), headers=JSON).json()
+        batch = client.post("/observations/batch", content=f'{{"observations": [{text}]}}'.encode(), headers=JSON)
+        errors = [alone["errors"], (batch.json().get("items") or [{"problem": batch.json()}])[0]["problem"]["errors"]]
+        for (fault,) in errors:
+            assert fault["pointer"].endswith(f"/{key}")
+            assert fault["detail"].startswith(f"{key} is 1e999")
+
+
+@pytest.mark.parametrize(("parameter", "value"), [("page_size", "1e2"), ("page_size", "50.0"), ("since", "1700000000")])
+def test_parameters_are_not_guessed_at(client: Client, parameter: str, value: str) -> None:
+    """A whole number is written in digits, a time as a time."""
+    answer = client.get("/observations", params={parameter: value})
+    assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, f"/{parameter}")
+
+
+def test_the_identity_coding_is_taken_in_any_case(client: Client) -> None:
+    """Content-Encoding: IDENTITY means that the body is as it is."""
+    answer = client.post("/observations/batch", json={"observations": []}, headers={"content-encoding": "IDENTITY"})
+    assert answer.status_code == 200
