@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from datetime import datetime
 from pathlib import Path
 
@@ -254,6 +255,28 @@ def test_config_keeps_sizes_and_lifts_the_language_part(tmp_path: Path) -> None:
     file.write_bytes(msgspec.json.encode(config))
     facts = {"model_type": "x", "num_hidden_layers": 61, "layer_types": ["full"] * 61}
     assert read_model_config(tmp_path) == read_model_config(file) == kept_facts(config) == facts
+
+
+def test_config_gives_what_sizes_the_caches_and_nothing_else(tmp_path: Path) -> None:
+    """Secrets and fields that nobody asked for stay on the host, at the top, nested, and inside of texts."""
+    quantised = {"quant_method": "fp8", "weight_block_size": [128, 128], "api_key": "k1", "ignore": ["lm_head"]}
+    config = {"num_hidden_layers": 61, "quantization_config": quantised, "rope_scaling": {"factor": 4.0, "x": "k2"},
+              "text_config": {"head_dim": 128, "aws_secret_access_key": "k3"}, "api_key": "k4", "hf_token": "k5",
+              "password": "k6", "internal_note": "k7", "model_type": "sk-abcdefghij0123456789"}  # fmt: skip
+    (tmp_path / "config.json").write_bytes(msgspec.json.encode(config))
+    assert read_model_config(tmp_path) == {
+        "num_hidden_layers": 61,
+        "head_dim": 128,
+        "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        "rope_scaling": {"factor": 4.0},
+    }
+
+
+def test_a_pipe_is_no_model_config(tmp_path: Path) -> None:
+    """A named pipe that nobody writes to is refused at once."""
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(SourceError, match="no regular file"):
+        read_model_config(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff\xfe", b"[" * 100_000])
