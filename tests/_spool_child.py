@@ -1,4 +1,4 @@
-"""A process that fills or sends a spool until it is killed: ``_spool_child.py add|send ROOT [URL]``."""
+"""A process that works on a spool until it is killed: ``_spool_child.py add|send|deliver ROOT FIRST|URL [FIRST]``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from _samples_client import sample
 from kvyield import Client
 from kvyield._transfer import Limits
+from kvyield.delivery import deliver
 from kvyield.spool import Spool
 
 
@@ -28,9 +29,22 @@ def send(spool: Spool, url: str) -> None:
     print("sent", len(outcome.sent), outcome.stopped_by, flush=True)
 
 
+def bring(spool: Spool, url: str, first: int) -> None:
+    """Delivers starts for ever; prints each number once `deliver` has said that it is kept."""
+    number = first
+    with Client(url, limits=Limits(first_pause_seconds=0.01, total_seconds=5.0)) as client:
+        while True:
+            [delivery] = deliver([sample(number)], spool, client)
+            assert delivery.fate in ("stored", "known", "spooled"), delivery
+            print(number, flush=True)
+            number += 1
+
+
 if __name__ == "__main__":
-    verb, root, argument = sys.argv[1:]
-    if verb == "add":
+    verb, root, argument, *more = sys.argv[1:]
+    if verb == "deliver":
+        bring(Spool(Path(root)), argument, int(more[0]))
+    elif verb == "add":
         add(Spool(Path(root)), int(argument))
     else:
         send(Spool(Path(root)), argument)

@@ -360,7 +360,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert done.stdout == "[]\n[]\n"
 
 
-INTERRUPTIBLE = (  # a shell's background jobs, such as this test run may be, ignore interrupts, and so do their children
+INTERRUPTIBLE = (  # a shell's background jobs, such as this run may be, ignore interrupts, and so do their children
     "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); from kvyield.cli import main; main()"
 )
 

@@ -121,6 +121,11 @@ def test_a_stop_loses_nothing(tmp_path: Path) -> None:
     assert {str(item).replace("-", "") for item in acknowledged} <= kept
 
 
+def test_a_stop_at_once_is_a_stop(tmp_path: Path) -> None:
+    """A server that is told to stop as soon as it says that it serves does stop, with status 0."""
+    assert [Server(tmp_path).stop() for _ in range(4)] == [0] * 4
+
+
 def test_tokens_from_the_command_line(tmp_path: Path) -> None:
     """A created token opens the running server, whoever has none is refused from then on, a revoked one too."""
     server = Server(tmp_path)
