@@ -13,7 +13,7 @@ from litestar.handlers import HTTPRouteHandler
 from litestar.types import Receive, Send
 
 from kvyield_server.api import about, advice, audit, batch, calibration, exports, health, observations, pairs
-from kvyield_server.api.auth import Gate, authorise
+from kvyield_server.api.auth import Gate, authorise, refuse_other_hosts
 from kvyield_server.api.lane import Lane
 from kvyield_server.api.openapi import document
 from kvyield_server.api.problems import EXCEPTION_HANDLERS
@@ -123,6 +123,7 @@ def require_token_unless_loopback(settings: Settings, storage: Storage) -> None:
 
 async def _admit(request: Request[Any, Any, Any]) -> None:
     """Ask who calls before anything of the request is looked at. A guard would do the same at a higher price."""
+    await refuse_other_hosts(request)
     await authorise(request, request.route_handler)
     refuse_parameters(request)
 

@@ -247,3 +247,27 @@ def test_a_start_without_a_fraction_is_listed(client: Client) -> None:
     posted = client.post("/observations", json=body).json()
     for path in (f"/ui/pairs/{posted['pair_id']}", f"/ui/observations/{posted['id']}", "/ui"):
         assert client.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["%00", "a%00b.js", "x" * 5_000, "%ff", "nothing.js"])
+def test_a_static_file_that_cannot_be_is_not_there(client: Client, name: str) -> None:
+    """A name that no file system takes is a 404 like any other that is not there."""
+    assert client.get(f"/ui/static/{name}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["/ui\r\nX: y", "/ui\n", "/ui\0", "/ui/\0", "/ui\u2028", "/uievil", "/ui/../../evil", "/ui/%2e%2E/evil", "/ui/a b"],
+)
+def test_signing_in_leads_to_our_own_pages_alone(client: Client, storage: MemoryStorage, wanted: str) -> None:
+    """A next that is no plain path at or below /ui leads to /ui."""
+    form = {"token": token(storage, Role.READ), "next": wanted}
+    answer = client.post("/ui/sign-in", data=form)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/ui")
+    assert safe_next(wanted) == "/ui"
+
+
+@pytest.mark.parametrize("wanted", ["/ui", "/ui/", "/ui?search=a%20b", "/ui/advice", "/ui/pairs/1?target_tokens=5"])
+def test_signing_in_leads_back_to_the_page_that_was_asked_for(wanted: str) -> None:
+    """Our own pages, with their queries, are gone back to."""
+    assert safe_next(wanted) == wanted

@@ -16,7 +16,7 @@ from kvyield_server.api.services import Services, utc_now
 from kvyield_server.api.telemetry import CALLER
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.usecases.ports import ApiToken, Role
-from kvyield_server.usecases.tokens import any_token, checked, hash_of, is_due_for_touch
+from kvyield_server.usecases.tokens import any_token, checked, hash_of, is_due_for_touch, is_loopback
 
 ROLES = "roles"
 TOKEN = "kvyield_token"  # noqa: S105 - the name of a slot, not a secret
@@ -25,6 +25,7 @@ POSTS = {ROLES: frozenset({Role.INGEST, Role.ADMIN})}
 READS = {ROLES: frozenset({Role.INGEST, Role.READ, Role.ADMIN})}
 ASKS = {ROLES: frozenset({Role.READ, Role.ADMIN})}
 MANAGES = {ROLES: frozenset({Role.ADMIN})}
+_PROBES = "/health/"
 
 _LOOK_EVERY_SECONDS = 1.0
 _MOST_REMEMBERED = 1_024
@@ -79,6 +80,30 @@ async def authorise(connection: ASGIConnection[Any, Any, Any, Any], handler: Bas
     if token.role not in roles:
         needed = " or ".join(sorted(role.value for role in roles))
         raise ForbiddenError(f"The token {token.name!r} has the role {token.role}; this needs {needed}.")
+
+
+async def refuse_other_hosts(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
+    """Return unless a name that is not this machine's led to a loopback address that is open to all.
+
+    A page of another site can make its own name point to 127.0.0.1; the browser then sends that name as the host.
+
+    Raises:
+        ForbiddenError: the Host header is no loopback name or address, and no token exists.
+    """
+    server = connection.scope.get("server")
+    if server is None or not is_loopback(str(server[0])) or connection.scope["path"].startswith(_PROBES):
+        return
+    others = [host for host in connection.headers.getall("host", []) if not is_loopback(_without_port(host))]
+    if others and not await connection.app.state.gate.is_closed(connection.app.state.services):
+        raise ForbiddenError(
+            f"The Host header is {others[0][:100]!r}; without tokens this answers at 127.0.0.1 and localhost alone. "
+            "Ask there, or make a token with kvyield-server token create."
+        )
+
+
+def _without_port(host: str) -> str:
+    address = host.strip().lower()
+    return address.partition("]")[0] + "]" if address.startswith("[") else address.partition(":")[0].rstrip(".")
 
 
 def token_of(request: Request[Any, Any, Any]) -> ApiToken | None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from litestar import Response, Router
+from litestar import Request, Response, Router
 from litestar.datastructures import CacheControlHeader
-from litestar.exceptions import HTTPException
+from litestar.exceptions import HTTPException, NotFoundException
 from litestar.static_files import create_static_files_router
 
 from kvyield_server.errors import KvyieldError
 from kvyield_server.pages import advice_page, observation_page, pair_page, pairs_page, sign_in
 from kvyield_server.pages.rendering import SECURITY_HEADERS, STATIC_FOLDER, STATIC_PATH
 from kvyield_server.pages.session import ANYONE, answer_page_error, page_guard
+
+MAX_PATH_BYTES = 200
 
 HANDLERS = (
     pairs_page.show_pairs,
@@ -50,9 +52,16 @@ def page_routers() -> Sequence[Router]:
         include_in_schema=False,
         opt=ANYONE,
         cache_control=CacheControlHeader(max_age=31_536_000, public=True, immutable=True),
+        before_request=_refuse_no_name,
         after_request=_secured,
     )
     return [pages, static]
+
+
+def _refuse_no_name(request: Request[Any, Any, Any]) -> None:
+    """Answer 404 to what no file system takes for a name."""
+    if "\0" in request.scope["path"] or len(request.scope["path"].encode(errors="replace")) > MAX_PATH_BYTES:
+        raise NotFoundException
 
 
 def _secured(response: Response[Any]) -> Response[Any]:

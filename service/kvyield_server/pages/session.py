@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import structlog
 from litestar import HttpMethod, MediaType, Request, Response
@@ -30,6 +31,7 @@ LOOKS: dict[str, Any] = {SEEN_BY: frozenset({Role.READ, Role.ADMIN}), QUERY: Non
 MANAGES: dict[str, Any] = {SEEN_BY: frozenset({Role.ADMIN}), QUERY: None}
 ANYONE: dict[str, Any] = {QUERY: None}
 _READS = (HttpMethod.GET, HttpMethod.HEAD)
+_OWN_PAGE = re.compile(r"/ui(?:[/?][!-\[\]-~]*)?")  # printable ASCII without blanks and backslashes
 _OWN_SITES = ("same-origin", "none")
 
 
@@ -99,8 +101,7 @@ def session_cookie(token: ApiToken, text: str, *, is_https: bool) -> Cookie:
 
 def safe_next(wanted: str | None) -> str:
     """Return where to go after signing in: one of our own pages, whatever was asked for."""
-    parts = urlsplit(wanted or "")
-    is_own = not parts.scheme and not parts.netloc and parts.path.startswith("/ui") and "\\" not in (wanted or "")
+    is_own = wanted is not None and _OWN_PAGE.fullmatch(wanted) and ".." not in unquote(wanted.partition("?")[0])
     return wanted if wanted and is_own else "/ui"
 
 
