@@ -63,12 +63,45 @@ def test_files_are_whole_ordered_and_only_the_owners(spool: Spool) -> None:
     assert len(files) == 3
 
 
-def test_open_folders_are_closed(spool: Spool) -> None:
-    """A spool folder that others could read is closed before anything is written."""
+def test_open_queues_are_closed(spool: Spool) -> None:
+    """A queue that others could read is closed before anything is written; a folder that was there stays as it is."""
     spool.root.mkdir(mode=0o755)
     spool.root.chmod(0o755)
+    (spool.root / "pending").mkdir()
+    (spool.root / "pending").chmod(0o755)
     spool.add(sample())
-    assert spool.root.stat().st_mode & 0o777 == 0o700
+    assert spool.root.stat().st_mode & 0o777 == 0o755
+    assert (spool.root / "pending").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_is_no_spool_is_left_as_it_is(tmp_path: Path) -> None:
+    """A link, a folder with other things, and one that others may write into are refused, untouched, with advice."""
+    other = tmp_path / "other"
+    other.mkdir()
+    other.chmod(0o755)
+    (tmp_path / "link").symlink_to(other)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "letters.txt").write_text("x")
+    full.chmod(0o755)
+    for root, words in (("link", "symbolic link"), ("shared", "chmod 700"), ("full", "other things")):
+        with pytest.raises(SpoolError, match=words):
+            Spool(tmp_path / root).add(sample())
+        with pytest.raises(SpoolError, match=words):
+            Spool(tmp_path / root).drop_refused()
+    assert [folder.stat().st_mode & 0o777 for folder in (other, shared, full)] == [0o755, 0o777, 0o755]
+    assert list(other.iterdir()) == list(shared.iterdir()) == []
+
+
+def test_a_pipe_in_the_queue_is_damage_and_is_not_waited_for(spool: Spool) -> None:
+    """Listing and sending pass a named pipe by at once."""
+    spool.add(sample())
+    os.mkfifo(spool.root / "pending" / "00000000000000000001-pipe.json")
+    assert "no regular file" in str(spool.items()[0].reason)
+    assert len(spool.send(taken).sent) == 1
 
 
 def test_the_same_observation_waits_once(spool: Spool) -> None:

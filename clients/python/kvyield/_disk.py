@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 STALE_SECONDS = 3600.0
@@ -23,9 +25,33 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise
 
 
+def foreign(folder: Path, parts: Sequence[str]) -> str | None:
+    """Why a folder cannot be taken for one's own, with what to do; None when it can, or is not there yet.
+
+    It must hold one of ``parts`` or nothing. It is never changed: whoever made it may have meant it for others too.
+    """
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISDIR(status.st_mode):
+        what = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no folder"
+        return f"it is {what}; name a folder with KVYIELD_SPOOL"
+    if status.st_uid != os.geteuid():
+        return f"it belongs to another user (uid {status.st_uid}); name another folder with KVYIELD_SPOOL"
+    if status.st_mode & 0o022:
+        return f"others may write into it; chmod 700 {folder}, or name another folder with KVYIELD_SPOOL"
+    names = os.listdir(folder)
+    if names and not set(parts).intersection(names):
+        return "it holds other things and no spool; name an empty or a new folder with KVYIELD_SPOOL"
+    return None
+
+
 def own(folder: Path) -> None:
-    """Refuses a folder of someone else, closes one that others may look into."""
-    status = folder.stat()
+    """Refuses a link and a folder of someone else, closes one that others may look into."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(f"{folder} is no folder")
     if status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to another user (uid {status.st_uid})")
     if status.st_mode & 0o077:

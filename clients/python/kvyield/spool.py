@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -26,7 +27,7 @@ from pathlib import Path
 import msgspec
 
 from kvyield import _wire
-from kvyield._disk import own, reason_of, sweep, write_atomically
+from kvyield._disk import foreign, own, reason_of, sweep, write_atomically
 from kvyield._errors import NotAllowedError, RefusedError, ServiceError, SpoolError
 from kvyield._ids import start_id
 
@@ -94,6 +95,7 @@ class Spool:
 
     def items(self) -> list[Item]:
         """All that waits and all that was refused, oldest first."""
+        self._check_root()
         waiting = [_read(path) for path in _files(self._pending)]
         return waiting + [_read_refused(path) for path in _files(self._refused)]
 
@@ -124,6 +126,7 @@ class Spool:
 
     def drop(self, name: str) -> bool:
         """Delete one item by its name, or by any beginning of its id that is unique; False when there is none."""
+        self._check_root()
         paths = [*_files(self._pending), *_files(self._refused)]
         found = [path for path in paths if path.stem == name or _id_of(path).startswith(name)]
         if len({path.stem for path in found}) > 1:
@@ -134,6 +137,7 @@ class Spool:
 
     def drop_refused(self) -> int:
         """Delete all items that were refused and return how many."""
+        self._check_root()
         paths = _files(self._refused)
         for path in paths:
             _unlink(path)
@@ -189,15 +193,29 @@ class Spool:
         return Item(path, item.spooled_at, item.observation, item.reason)
 
     def prepare(self) -> None:
-        """Make the folders, owner-only, and remove what killed processes left."""
+        """Make the folders, owner-only, and remove what killed processes left.
+
+        Raises `SpoolError` for a root that is a link, another user's, open to writing, or full of other things.
+        """
+        self._check_root()
         try:
-            for folder in (self.root, self._pending, self._refused):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            for folder in (self._pending, self._refused):
+                folder.mkdir(mode=0o700, exist_ok=True)
                 own(folder)
             sweep(self._pending)
             sweep(self._refused)
         except OSError as error:
             raise SpoolError(f"the spool {self.root} cannot be used: {reason_of(error)}") from error
+
+    def _check_root(self) -> None:
+        """Whether the root may be a spool; nothing there is changed."""
+        try:
+            fault = foreign(self.root, ("pending", "refused"))
+        except OSError as error:
+            fault = reason_of(error)
+        if fault:
+            raise SpoolError(f"the spool {self.root} cannot be used: {fault}")
 
     def _write(self, path: Path, content: bytes) -> Path:
         try:
@@ -252,6 +270,8 @@ def _id_of(path: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise SpoolError(f"{path} is no regular file")
         with path.open("rb") as file:
             return file.read(LONGEST_FILE_BYTES)
     except FileNotFoundError:
