@@ -75,7 +75,7 @@ class Connection(asyncio.Protocol):
 
 def request_bytes(method: str, path: str, body: bytes = b"", headers: str = "") -> bytes:
     """Return one HTTP/1.1 request."""
-    head = f"{method} {path} HTTP/1.1\r\nHost: bench\r\n{headers}"
+    head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{headers}"
     if body:
         head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
     return head.encode() + b"\r\n" + body

@@ -169,7 +169,7 @@ def test_a_slow_client_is_cut_off_and_delays_nobody(tmp_path: Path, monkeypatch:
     server = Server(tmp_path)
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port or 0), timeout=10) as slow:
-        slow.sendall(b"POST /observations HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n")
+        slow.sendall(b"POST /observations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
         slow.sendall(b"Content-Length: 1000\r\n\r\n{")
         assert httpx.get(f"{server.url}/pairs").status_code == 200
         assert b" 408 " in slow.recv(4096)
