@@ -253,3 +253,18 @@ def test_facts_told_with_a_question_help_a_known_pair(client: Client) -> None:
     assert widths[0] == widths[2]
     assert widths[1] is not None
     assert widths[0] is None or widths[1] < widths[0]
+
+
+@pytest.mark.parametrize("is_cold", [False, True], ids=["recorded", "cold"])
+def test_a_start_of_another_pair_settles_nothing(client: Client, is_cold: bool) -> None:
+    """A recommendation is settled by a start of its own pair, or of the names that a cold one was asked for."""
+    if not is_cold:
+        client.post("/observations", json=start(2))
+    asked = {**NAMES, "target_tokens": 200_000, "facts": FACTS if is_cold else None}
+    answer = client.post("/recommendations", json=asked).json()
+    stranger = start(3, id=None, recommendation_id=answer["id"], hardware={"gpu": "H200", "gpu_count": 8})
+    refused = client.post("/observations", json=stranger)
+    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/recommendation_id")
+    assert client.get(f"/recommendations/{answer['id']}").json()["observation_id"] is None
+    assert client.post("/observations", json=start(3, recommendation_id=answer["id"])).status_code == 201
+    assert client.get(f"/recommendations/{answer['id']}").json()["observation_id"] == start(3)["id"]

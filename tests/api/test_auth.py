@@ -111,26 +111,28 @@ def test_each_role_does_what_it_may(
 
 
 def test_an_ingest_token_reads_its_own_pairs_only(client: Client, login: Callable[..., Header]) -> None:
-    """What another token posted is not shown, and is forbidden by id; reading all of an own pair is fine."""
+    """What another token posted is not shown, and is forbidden by id, also within an own pair; its fits are fine."""
     mine, other = login(Role.INGEST, name="mine"), login(Role.INGEST, name="other")
     own = client.post("/observations", json=start(1), headers=mine).json()
-    client.post("/observations", json=start(2), headers=other)
+    beside = client.post("/observations", json=start(2), headers=other).json()
     foreign = client.post("/observations", json=start(id=None, model={"name": "m"}), headers=other).json()
     assert [item["id"] for item in client.get("/observations", headers=mine).json()["items"]] == [own["id"]]
     assert [pair["id"] for pair in client.get("/pairs", headers=mine).json()["items"]] == [own["pair_id"]]
     shared = client.get(f"/observations?pair_id={own['pair_id']}", headers=mine).json()["items"]
-    assert len(shared) == 2
+    assert [item["id"] for item in shared] == [own["id"]]
     assert client.get(f"/pairs/{own['pair_id']}/fits", headers=mine).status_code == 200
     for path in (
         f"/observations/{foreign['id']}",
+        f"/observations/{beside['id']}",
         f"/observations?pair_id={foreign['pair_id']}",
         f"/pairs/{foreign['pair_id']}",
         f"/pairs/{foreign['pair_id']}/fits",
         f"/pairs/{foreign['pair_id']}/curve",
     ):
         assert client.get(path, headers=mine).status_code == 403
-    way = f"/observations/{foreign['id']}/verifications"
-    assert client.post(way, json=VERIFICATION, headers=mine).status_code == 403
+    for each in (foreign, beside):
+        way = f"/observations/{each['id']}/verifications"
+        assert client.post(way, json=VERIFICATION, headers=mine).status_code == 403
 
 
 def test_the_last_use_is_noted(client: Client, storage: MemoryStorage, login: Callable[..., Header]) -> None:

@@ -192,3 +192,13 @@ def test_json_with_a_charset_is_json(client: Client) -> None:
     content = json.dumps(start()).encode()
     answer = client.post("/observations", content=content, headers={"content-type": "application/json; charset=utf-8"})
     assert answer.status_code == 201
+
+
+def test_a_start_keeps_a_hundred_verifications(client: Client) -> None:
+    """The hundred-and-first is refused, whether the others came with the start or one by one; a known one is not."""
+    proof = [{"prompt_tokens": 10 + number, "passed": True} for number in range(101)]
+    posted = client.post("/observations", json=start(verifications=proof[:99])).json()
+    way = f"/observations/{posted['id']}/verifications"
+    assert client.post(way, json=proof[99]).status_code == 201
+    assert client.post(way, json=proof[100]).status_code == 422
+    assert client.post(way, json=proof[99]).status_code == 200

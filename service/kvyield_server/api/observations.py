@@ -31,7 +31,7 @@ from kvyield_server.schemas.observations import (
 )
 from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.usecases.audit import audited
-from kvyield_server.usecases.browse import require_own_pair, stored_observation
+from kvyield_server.usecases.browse import require_own_pair, require_own_start, stored_observation
 from kvyield_server.usecases.ports import UnitOfWork, new_id
 from kvyield_server.usecases.record import Arrival, Recorded
 from kvyield_server.usecases.retract import retract
@@ -72,7 +72,7 @@ async def get_observation(request: Request[Any, Any, Any], observation_id: FromP
 
     def work(uow: UnitOfWork) -> ObservationOut:
         stored = stored_observation(uow, observation_id)
-        require_own_pair(uow, stored.pair_id, token_id)
+        require_own_start(stored, token_id)
         return from_domain(stored)
 
     return await answered(request, work, seen_by=token_id)

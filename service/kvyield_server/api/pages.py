@@ -29,7 +29,7 @@ def page_of(page: Page[Stored], to_out: Callable[[Stored], Out]) -> PageOut[Out]
 
 
 def where_of(query: ExportQuery, token_id: UUID | None = None) -> ObservationFilter:
-    """Return the filter of a query; a caller bound to its own pairs sees its own starts unless it names a pair."""
+    """Return the filter of a query; a caller bound to a token sees the starts that were posted with it."""
     return ObservationFilter(
         pair_id=query.pair_id,
         gpu=query.gpu,
@@ -39,5 +39,5 @@ def where_of(query: ExportQuery, token_id: UUID | None = None) -> ObservationFil
         host=query.host,
         since=query.since and as_utc(query.since),
         until=query.until and as_utc(query.until),
-        token_id=token_id if query.pair_id is None else None,
+        token_id=token_id,
     )

@@ -51,6 +51,16 @@ def stored_recommendation(uow: UnitOfWork, recommendation_id: UUID) -> StoredRec
     return stored
 
 
+def require_own_start(stored: StoredObservation, token_id: UUID | None) -> None:
+    """Return when the start was posted with the token; any start will do for a caller that is not bound to one.
+
+    Raises:
+        ForbiddenError: the token may see its own starts only.
+    """
+    if token_id is not None and stored.token_id != token_id:
+        raise ForbiddenError("An ingest token reads and verifies the starts that it posted; this needs another token.")
+
+
 def require_own_pair(uow: UnitOfWork, pair_id: UUID | None, token_id: UUID | None) -> None:
     """Return when the pair holds a start posted with the token; any pair will do for a caller that is not bound to one.
 

@@ -6,9 +6,12 @@ from collections.abc import Callable
 from uuid import UUID
 
 from kvyield_server.domain.observation import Verification
+from kvyield_server.errors import InvalidError
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.usecases.browse import require_own_pair, stored_observation
+from kvyield_server.usecases.browse import require_own_start, stored_observation
 from kvyield_server.usecases.record import Recorded
+
+MOST_VERIFICATIONS = 100
 
 
 def verify(
@@ -16,15 +19,21 @@ def verify(
 ) -> Callable[[UnitOfWork], Recorded]:
     """Return the job that appends a verification, once however often it is sent.
 
-    The job raises NotFoundError for an unknown id, ForbiddenError when ``token_id`` never posted to that pair.
+    The job raises NotFoundError for an unknown id, ForbiddenError when ``token_id`` did not post that start,
+    InvalidError when the start has ``MOST_VERIFICATIONS`` already.
     """
 
     def job(uow: UnitOfWork) -> Recorded:
-        pair_id = stored_observation(uow, observation_id).pair_id
-        require_own_pair(uow, pair_id, token_id)
+        stored = stored_observation(uow, observation_id)
+        require_own_start(stored, token_id)
+        known = stored.observation.verifications
+        if len(known) >= MOST_VERIFICATIONS and verification not in known:
+            raise InvalidError(
+                [("", f"The start has {len(known)} verifications; at most {MOST_VERIFICATIONS} are kept.")]
+            )
         is_new = uow.observations.add_verification(observation_id, verification)
         if is_new:
-            uow.pairs.bump(pair_id)
+            uow.pairs.bump(stored.pair_id)
         return Recorded(stored_observation(uow, observation_id), is_new)
 
     return job
