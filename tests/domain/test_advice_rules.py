@@ -25,6 +25,7 @@ from kvyield_server.domain.observation import (
     Failure,
     Outcome,
     Phase,
+    Scalar,
     Verification,
 )
 
@@ -205,3 +206,49 @@ def test_what_the_history_shows_of_context_length_is_quoted() -> None:
     advice = recommend(fit, Question(target_tokens=200_000))
     said = next(each.detail for each in advice.warnings if each.code == "context_length_does_not_grow_pool")
     assert "32,768 and 200,000" in said.replace("200,000 and 32,768", "32,768 and 200,000")
+
+
+def test_the_reason_of_a_fraction_at_the_limit_is_true() -> None:
+    """Where no fraction holds the target, the reason names the limit and the pool there, not a pool that is not."""
+    advice = recommend(worked(), Question(target_tokens=290_000))
+    reason = next(each.reason for each in advice.changes if each.flag == "mem_fraction_static")
+    assert "smallest fraction" not in reason
+    assert "that leaves memory free" in reason
+    assert "short of the 290,007 needed" in reason
+    died = start(5, kimi_flags(0.93, 8), outcome=Outcome.OOM_STARTUP)
+    out = recommend(worked(died), Question(target_tokens=215_000))
+    assert "below 0.93, which ran out of memory" in next(each.reason for each in out.changes)
+
+
+def test_a_lever_that_gains_no_probability_is_listed_only_where_it_helps_an_infeasible_answer() -> None:
+    """Every lever beside an answer that can be had is likelier than it; none is listed at nothing."""
+    for target in (200_000, 215_000):
+        advice = recommend(worked(), Question(target_tokens=target))
+        assert advice.probability is not None
+        for lever in advice.alternatives:
+            assert lever.joint > 0.0
+            assert lever.joint >= advice.probability.joint
+
+
+def test_a_death_at_the_smallest_fraction_leaves_none() -> None:
+    """After a start-up OOM at 0.001 even one token is infeasible, and the death is the binding constraint."""
+    flags: dict[str, Scalar] = {"cache_max_entry_count": 0.001}
+    fit = plain(EngineName.LMDEPLOY, flags, zero=0.0, page=64, free=50.0)
+    died = replace(fit.starts[0], outcome=Outcome.OOM_STARTUP, verifications=())
+    advice = recommend(hand_fit(fit.capacity, [died]), Question(target_tokens=1))
+    assert (advice.status, advice.binding_constraint) == (Status.INFEASIBLE, "out_of_memory")
+    assert "ran_out_of_memory" in codes(advice)
+    assert advice.command_line == ""
+    assert not any(lever.target_tokens for lever in advice.alternatives)
+
+
+def test_no_lever_empties_the_fraction() -> None:
+    """A lower target is never had at a fraction of nothing, however small the pool that memory leaves."""
+    for free in (0.01, 0.5, 2.0):
+        fit = plain(EngineName.SGLANG, SGLANG_FLAGS, zero=0.0, free=free)
+        for target in (2, 100, 5_000, 5_000_000):
+            advice = recommend(fit, Question(target_tokens=target, prompt_need_gib=free))
+            for lever in advice.alternatives:
+                value = lever.flags.get("mem_fraction_static")
+                assert isinstance(value, float)
+                assert value >= 0.001

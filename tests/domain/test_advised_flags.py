@@ -67,7 +67,20 @@ def test_vllm_lowers_its_longest_request_when_the_pool_would_not_hold_it() -> No
 def test_vllm_raises_its_longest_request_to_the_target() -> None:
     """A target above max_model_len raises it to prompt and reply."""
     advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=200_000))
-    assert advice.flags["max_model_len"] == 200_000
+    assert advice.flags["max_model_len"] == 200_001
+    assert advice.prediction.pool_tokens is not None
+    assert advice.prediction.pool_tokens.low >= 200_016
+    (change,) = [each for each in advice.changes if each.flag == "max_model_len"]
+    assert change.reason.startswith("a prompt of 200,000 tokens with 1 of reply is admitted with it")
+
+
+def test_vllm_wants_a_token_of_reply_beside_the_prompt() -> None:
+    """vLLM refuses a prompt as long as max_model_len: one that equals the target is raised or, held, too small."""
+    fit = plain(EngineName.VLLM, {**VLLM_FLAGS, "max_model_len": 100_000}, page=16)
+    assert recommend(fit, Question(target_tokens=100_000)).flags["max_model_len"] == 100_001
+    assert recommend(fit, Question(target_tokens=99_990, reply_tokens=10)).flags["max_model_len"] == 100_000
+    held = recommend(fit, Question(target_tokens=100_000, flags={"max_model_len": 100_000}))
+    assert held.binding_constraint == "context_length"
 
 
 @pytest.mark.parametrize(
@@ -119,7 +132,7 @@ def test_an_unset_context_length_is_the_models_own() -> None:
     model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": 131072})
     for engine, flag, length in (
         (EngineName.SGLANG, "mem_fraction_static", None),
-        (EngineName.VLLM, "gpu_memory_utilization", 50_000),
+        (EngineName.VLLM, "gpu_memory_utilization", 50_001),
     ):
         fit = plain(engine, {flag: 0.7}, page=16)
         served = replace(fit.starts[0], model=model)

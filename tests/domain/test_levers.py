@@ -89,7 +89,7 @@ def test_a_context_length_that_is_held_too_short_has_its_own_lever() -> None:
 def test_a_smaller_chunk_is_a_lever_for_plain_attention() -> None:
     """Halving the chunk halves a dense model's prompt need."""
     fit = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "chunked_prefill_size": 16384}, free=30.0)
-    advice = recommend(fit, Question(target_tokens=400_000))
+    advice = recommend(fit, Question(target_tokens=640_000))
     chunk = next(lever for lever in advice.alternatives if "chunked_prefill_size" in lever.flags)
     assert chunk.flags["chunked_prefill_size"] == 8192
     assert chunk.gain_gib > 0.3
@@ -102,7 +102,7 @@ def test_half_the_weights_is_a_lever_where_they_are_known_to_be_wide() -> None:
     served = fit.starts[0]
     logged = replace(served, model=model, measurements=replace(served.measurements, weights_gib=20.0))
     wide = replace(hand_fit(replace(fit.capacity, model=model), [logged]), running=logged)
-    advice = recommend(wide, Question(target_tokens=400_000))
+    advice = recommend(wide, Question(target_tokens=640_000))
     lever = next(each for each in advice.alternatives if "quantization" in each.flags)
     assert abs(lever.gain_tokens) < 820
     assert lever.gain_gib == pytest.approx(10.0, abs=0.2)

@@ -20,12 +20,12 @@ from kvyield_server.domain.case import Case, YieldModel, make_case, starting_fla
 from kvyield_server.domain.cautions import cautions
 from kvyield_server.domain.demand import advised_keys
 from kvyield_server.domain.explanation import explain, explain_lack
-from kvyield_server.domain.flags import NAMES, command_line
+from kvyield_server.domain.flags import NAMES, command_line, positive
 from kvyield_server.domain.levers import levers
-from kvyield_server.domain.observation import Flags, Scalar
+from kvyield_server.domain.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.restart_plan import restart_plan, verification_seconds
 from kvyield_server.domain.solution import Solution, highest_step, solve
-from kvyield_server.domain.window import fraction_of, headroom_estimate, pool_estimate, rounded
+from kvyield_server.domain.window import HIGHEST_STEP, fraction_of, headroom_estimate, pool_estimate, rounded
 
 
 def recommend(fit: YieldModel, question: Question) -> Advice:
@@ -95,16 +95,39 @@ def _reason(case: Case, solution: Solution, key: str) -> str:
     if key in case.held:
         return "as the question asks"
     if key == names.fraction:
-        return (
-            f"the smallest fraction whose pool holds {solution.needed_tokens:,} tokens; what the pool does not need "
-            "stays free for prompts"
-        )
+        return _reason_of_fraction(case, solution)
     if key == names.context:
-        longest = case.question.target_tokens
-        return f"a prompt of {longest:,} tokens is admitted with it; it does not grow the pool"
+        return _reason_of_context(case, solution)
     if key == names.requests:
         return "as many requests are asked for at the same time"
     return f"take it out: with it the pool is not what {names.fraction} gives"
+
+
+def _reason_of_fraction(case: Case, solution: Solution) -> str:
+    needed = solution.needed_tokens
+    if solution.step == solution.lowest:
+        kept = "what the pool does not need stays free for prompts"
+        return f"the smallest fraction whose pool holds {needed:,} tokens; {kept}"
+    held = pool_estimate(solution.pool, case.fit.capacity.page_tokens).median
+    beside = f"short of the {needed:,} needed" if held < needed else f"likely, not surely, the {needed:,} needed"
+    return f"the largest fraction {_limit(solution)}: its pool of about {held:,.0f} tokens is {beside}"
+
+
+def _limit(solution: Solution) -> str:
+    if solution.death is not None and solution.step >= solution.cap:
+        return f"below {solution.death.fraction}, which ran out of memory"
+    return "there is" if solution.step >= HIGHEST_STEP else "that leaves memory free"
+
+
+def _reason_of_context(case: Case, solution: Solution) -> str:
+    target, now = case.question.target_tokens, positive(solution.flags, NAMES[case.engine].context)
+    if case.engine is not EngineName.VLLM or now is None:
+        return f"a prompt of {target:,} tokens is admitted with it; it does not grow the pool"
+    reply = now - target
+    return (
+        f"a prompt of {target:,} tokens with {reply:,} of reply is admitted with it, and vLLM starts only with a pool "
+        "that holds as much; it does not grow the pool"
+    )
 
 
 def _prediction(case: Case, solution: Solution) -> AdvicePrediction:

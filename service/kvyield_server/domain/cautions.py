@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.case import Case
-from kvyield_server.domain.demand import context_needed, request_tokens
+from kvyield_server.domain.demand import context_needed
 from kvyield_server.domain.deployment import plain_version
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.memory_failures import is_lighter
@@ -62,7 +62,7 @@ def _context_length(case: Case, solution: Solution, changes: Sequence[Change]) -
 
 def _longest_context(case: Case, name: str) -> Iterator[Caution]:
     longest = read_shape(case.fit.capacity.model.facts).context_length
-    asked, admitted = request_tokens(case.question), case.running_context if case.fit.running else None
+    asked, admitted = context_needed(case.engine, case.question), case.running_context if case.fit.running else None
     if longest is not None and asked > max(longest, admitted or 0):
         consequence = _BEYOND_CONTEXT[case.engine].format(flag=name)
         detail = f"The model's config allows {longest:,} tokens, fewer than {asked:,}: {consequence}."

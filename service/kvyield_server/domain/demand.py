@@ -10,6 +10,8 @@ from kvyield_server.domain.observation import EngineName, Flags, Scalar
 
 SGLANG_RESERVED_TOKENS = 7
 """SGLang takes prompts up to min(context length, pool) - 7 tokens."""
+VLLM_LEAST_REPLY = 1
+"""vLLM refuses a prompt as long as max_model_len: at least one token of reply must fit beside it."""
 
 
 def request_tokens(question: Question) -> int:
@@ -19,7 +21,14 @@ def request_tokens(question: Question) -> int:
 
 def context_needed(engine: EngineName, question: Question) -> int:
     """Return the shortest context length under which the engine takes the request."""
+    if engine is EngineName.VLLM:
+        return question.target_tokens + max(question.reply_tokens, VLLM_LEAST_REPLY)
     return request_tokens(question) + (SGLANG_RESERVED_TOKENS if engine is EngineName.SGLANG else 0)
+
+
+def longest_prompt(engine: EngineName, question: Question, context_tokens: int) -> int:
+    """Return the longest prompt that a context length lets in beside the question's reply."""
+    return context_tokens - (context_needed(engine, question) - question.target_tokens)
 
 
 def pool_needed(engine: EngineName, question: Question, ranks: int, page_tokens: int) -> int:
@@ -34,7 +43,7 @@ def pool_needed(engine: EngineName, question: Question, ranks: int, page_tokens:
     if engine is EngineName.SGLANG:
         needed = max(needed, question.target_tokens + SGLANG_RESERVED_TOKENS)
     if engine is EngineName.VLLM:
-        needed = max(needed, ceil(each / page) * page + page)
+        needed = max(needed, ceil(context_needed(engine, question) / page) * page + page)
     return ceil(needed / page) * page
 
 

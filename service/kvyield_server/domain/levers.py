@@ -53,12 +53,16 @@ def levers(case: Case, solution: Solution) -> tuple[Lever, ...]:
         if best is None:
             continue
         lever, gained = _lever(case, solution, candidate, best), best.chance - solution.chance
-        gains = lever.gain_tokens > 0 or lever.gain_gib >= _LEAST_GAIN_GIB
-        if gained > _LEAST_GAIN or (gains and gained > -_LEAST_GAIN):
+        if gained > _LEAST_GAIN or (solution.binding is not None and _helps(lever, gained)):
             ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
     ranked.sort(key=lambda item: item[:2], reverse=True)
     lower = shorter_target(case, solution)
     return (*(lever for _, _, lever in ranked), *((lower,) if lower else ()))
+
+
+def _helps(lever: Lever, gained: float) -> bool:
+    """Tell whether a lever brings an infeasible answer nearer: more tokens or memory, at no lower probability."""
+    return gained > -_LEAST_GAIN and (lever.gain_tokens > 0 or lever.gain_gib >= _LEAST_GAIN_GIB)
 
 
 def _solved(case: Case, solution: Solution, candidate: _Candidate) -> Solution | None:

@@ -77,13 +77,16 @@ def counts_against(start: Observation, question: Question) -> bool:
 def highest_survivable_step(
     engine: EngineName, flags: Flags, deaths: Sequence[Observation]
 ) -> tuple[int, Observation | None]:
-    """Return the largest step below every death that counts under ``flags``, and the death that sets it."""
+    """Return the largest step below every death that counts under ``flags``, and the death that sets it.
+
+    The step is zero where a start died at the smallest fraction of all.
+    """
     cap, death = HIGHEST_STEP, None
     for start in deaths:
         fraction = fraction_of(start)
         if fraction is None or is_lighter(engine, flags, start.flags):
             continue
-        below = max(1, step_below(fraction))
+        below = max(0, step_below(fraction))
         if below < cap:
             cap, death = below, start
     return cap, death

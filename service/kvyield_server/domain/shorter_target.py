@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from kvyield_server.domain.answers import Lever
 from kvyield_server.domain.case import Case
-from kvyield_server.domain.demand import SGLANG_RESERVED_TOKENS
+from kvyield_server.domain.demand import SGLANG_RESERVED_TOKENS, context_needed, longest_prompt
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.headroom import LogNormal
 from kvyield_server.domain.observation import EngineName, Scalar
@@ -15,7 +17,7 @@ from kvyield_server.domain.window import HIGHEST_STEP, Need, fraction_of, memory
 
 def shorter_target(case: Case, solution: Solution) -> Lever | None:
     """Return the lower target with its flags and gains, or None where the asked one is met or none is known."""
-    if solution.meets(case.question.confidence) or solution.free is None:
+    if solution.meets(case.question.confidence) or solution.free is None or solution.cap < 1:
         return None
     step = _longest_surviving(case, solution)
     pool, free = solution.trial.pool_at(step), solution.trial.free_at(step)
@@ -23,12 +25,15 @@ def shorter_target(case: Case, solution: Solution) -> Lever | None:
     if not 1 <= tokens < case.question.target_tokens or pool is None or free is None:
         return None
     need = case.need(solution.trial, tokens)
+    joint = round(memory_probability(free, need) * case.question.confidence, 3)
+    if joint <= 0.0:
+        return None
     gain_gib = (free.loc - _middle(need)) - (solution.free.loc - _middle(solution.need))
     return Lever(
         flags=_flags(case, solution, step, tokens),
         gain_tokens=round(pool.loc - solution.pool.loc),
         gain_gib=round(gain_gib, 2),
-        joint=round(memory_probability(free, need) * case.question.confidence, 3),
+        joint=joint,
         cost=f"a lower target: prompts of up to {tokens:,} tokens, not {case.question.target_tokens:,}",
         target_tokens=tokens,
     )
@@ -37,7 +42,7 @@ def shorter_target(case: Case, solution: Solution) -> Lever | None:
 def _flags(case: Case, solution: Solution, step: int, tokens: int) -> dict[str, Scalar]:
     """Return the fraction; for vLLM the longest request too, which it would not accept with a smaller pool."""
     flags: dict[str, Scalar] = {case.fraction_flag: fraction_of(step)}
-    name, admits = NAMES[case.engine].context, tokens + case.question.reply_tokens
+    name, admits = NAMES[case.engine].context, context_needed(case.engine, replace(case.question, target_tokens=tokens))
     running = positive(solution.flags, name) or case.running_context
     if case.engine is EngineName.VLLM and name not in case.held and (running is None or running > admits):
         flags[name] = admits
@@ -47,8 +52,7 @@ def _flags(case: Case, solution: Solution, step: int, tokens: int) -> dict[str, 
 def _admitted(case: Case) -> int:
     """Return the longest prompt that a held context length lets in."""
     held = positive(case.held, NAMES[case.engine].context)
-    reserved = SGLANG_RESERVED_TOKENS if case.engine is EngineName.SGLANG else 0
-    return case.question.target_tokens if held is None else held - case.question.reply_tokens - reserved
+    return case.question.target_tokens if held is None else longest_prompt(case.engine, case.question, held)
 
 
 def _middle(need: Need) -> float:
@@ -76,8 +80,8 @@ def _emptiest(solution: Solution) -> int:
     """Return a step below which the pool is about empty."""
     pool, full = solution.pool.loc, solution.trial.pool_at(HIGHEST_STEP)
     if full is None or full.loc <= pool or solution.step >= HIGHEST_STEP:
-        return 0
-    return max(0, int(solution.step - pool * (HIGHEST_STEP - solution.step) / (full.loc - pool)))
+        return 1
+    return max(1, int(solution.step - pool * (HIGHEST_STEP - solution.step) / (full.loc - pool)))
 
 
 def _between(ends: tuple[StudentT | None, StudentT | None], share: float) -> StudentT | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvyield_server.domain.case import Case, Trial
-from kvyield_server.domain.demand import context_needed, lowered_context, pool_needed, request_tokens
+from kvyield_server.domain.demand import context_needed, lowered_context, pool_needed
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.memory_failures import highest_survivable_step
 from kvyield_server.domain.observation import EngineName, Flags, Observation, Scalar
@@ -69,7 +69,7 @@ def solve(case: Case, trial: Trial, hint: int | None = None) -> Solution | None:
     if solution is None or case.engine is not EngineName.VLLM or NAMES[case.engine].context in case.held:
         return solution
     admitted = positive(trial.flags, NAMES[case.engine].context) or case.running_context
-    if admitted is None or admitted <= request_tokens(case.question):
+    if admitted is None or admitted <= context_needed(case.engine, case.question):
         return solution
     page = max(1, case.fit.capacity.page_tokens)
     if 1.0 - solution.pool.cdf(float(-(-admitted // page) * page + page)) >= case.question.confidence:
@@ -138,6 +138,8 @@ def _chosen(case: Case, trial: Trial, pool_at: PoolAt, lowest: int | None, cap: 
     held = number(case.held, case.fraction_flag)
     if held is not None:
         return held * 1000.0, "out_of_memory" if held * 1000.0 > cap + 0.5 else None
+    if cap < 1:
+        return 1, "out_of_memory"
     if lowest is not None and lowest <= cap:
         free = trial.free_at(lowest)
         if free is None or free.loc >= 0.0:

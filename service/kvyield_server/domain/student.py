@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isinf, sqrt
 
+import numpy as np
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 from kvyield_server.domain.answers import Estimate
@@ -48,8 +49,6 @@ class StudentT:
 
 
 NORMAL_TAIL = 1.6448536269514722
-_HILL = (1.5237699, 1.4201945, 0.9833, 0.434)
-"""The 95 % quantile of Student's t in powers of one over the degrees of freedom (G. W. Hill, 1970)."""
 
 
 def joined(loc: float, learned: float, fixed: float, df: float) -> StudentT:
@@ -75,22 +74,22 @@ def _tail(df: float) -> float:
 
 
 def _df_of(tail: float) -> float:
-    """Return the degrees of freedom at which the 95 % quantile is ``tail``: by series, then put right."""
-    inverse = _inverse_df(tail, (tail - NORMAL_TAIL) / _HILL[0])
-    if inverse < 1e-7:
-        return inf
-    miss = float(stdtrit(1.0 / inverse, 0.95)) - _series(inverse)
-    return 1.0 / max(1e-9, _inverse_df(tail - miss, inverse))
+    """Return the degrees of freedom, 2.5 or more, at which the 95 % quantile is ``tail``; infinity at the normal's."""
+    excess, series = tail - NORMAL_TAIL, 0.0
+    for coefficient in _INVERSE_DF:
+        series = series * excess + coefficient
+    inverse = excess * series
+    return 1.0 / inverse if inverse > 1e-9 else inf
 
 
-def _series(inverse: float) -> float:
-    one, two, three, four = _HILL
-    return NORMAL_TAIL + inverse * (one + inverse * (two + inverse * (three + inverse * four)))
+def _inverse_df_series() -> tuple[float, ...]:
+    """Return a polynomial of 1 / df over the excess of t's 95 % quantile on the normal's, good to nine digits.
+
+    Evaluated some fifty times for one recommendation, where scipy's own inverse would take most of the time.
+    """
+    inverse = (1.0 - np.cos(np.pi * (np.arange(200) + 0.5) / 200)) * 0.2 + 1e-6
+    excess = stdtrit(1.0 / inverse, 0.95) - NORMAL_TAIL
+    return tuple(np.polynomial.polynomial.polyfit(excess, inverse / excess, 8)[::-1].tolist())
 
 
-def _inverse_df(tail: float, inverse: float) -> float:
-    one, two, three, _ = _HILL
-    for _ in range(3):
-        steepness = one + inverse * (2.0 * two + inverse * 3.0 * three)
-        inverse -= (_series(inverse) - tail) / steepness
-    return inverse
+_INVERSE_DF = _inverse_df_series()
