@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 PAIR = "01970000-0000-7000-8000-000000000001"
@@ -26,6 +27,8 @@ class StandIn(ThreadingHTTPServer):
         self.stored: dict[str, dict[str, Any]] = {}
         self.requests: list[tuple[str, str]] = []
         self.posts: list[str] = []
+        self.advice: dict[str, Any] = {"status": "ok"}
+        self.prediction: dict[str, Any] = {}
         self.tokens: list[str | None] = []
         self.lock = threading.Lock()
         self.stopping = threading.Event()
@@ -37,6 +40,11 @@ class StandIn(ThreadingHTTPServer):
     def by_id(self, observation_id: str) -> dict[str, Any] | None:
         """The observation that is stored under an id."""
         return next((one for one in list(self.stored.values()) if one["id"] == observation_id), None)
+
+    def pairs(self) -> list[dict[str, Any]]:
+        """The pair of each stored start, all under one id."""
+        one = next(iter(self.stored.values()), None)
+        return [{"id": PAIR, "hardware": one["hardware"], "model": one["model"]}] if one else []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Clients that hang up are the point of these tests."""
@@ -73,14 +81,22 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path.startswith("/observations/"):
             found = self.server.by_id(self.path.rpartition("/")[2])
             self.answer(200 if found else 404, found or {"title": "Not found", "status": 404})
+        elif self.path.startswith("/pairs"):
+            self.answer(200, {"items": self.server.pairs(), "next_page_token": None})
+        elif self.path.startswith("/recommend?"):
+            self.answer(200, self.server.advice)
         elif self.path.startswith("/observations"):
+            [host] = parse_qs(urlsplit(self.path).query).get("host", [None])
             items = sorted(self.server.stored.values(), key=lambda one: str(one["id"]), reverse=True)
+            items = [one for one in items if host is None or one.get("host") == host]
             self.answer(200, {"items": items, "next_page_token": None})
         else:
             self.answer(404, {"title": "Not found", "status": 404, "detail": self.path}, "application/problem+json")
 
     def _post(self) -> None:
-        if self.path == "/observations":
+        if self.path == "/predictions":
+            self.answer(200, {"items": [self.server.prediction for _ in json.loads(self.body)["flags"]]})
+        elif self.path == "/observations":
             self.answer(*self.keep(json.loads(self.body)))
         elif self.path == "/observations/batch":
             results = [self.keep(one) for one in json.loads(self.body)["observations"]]

@@ -27,7 +27,8 @@ COMMANDS = {
 EPILOG = """
 Exit codes: 0 done, also when the service is away and the observation waits in the spool (a note says so;
 --spooled-exit-code asks for another); 1 something failed; 2 wrong usage; 3 the service refused; 4 the service cannot
-be had and the command needs its answer; 70 a fault of kvyield; 130 interrupted.
+be had and the command needs its answer; 5 the advice is below what --require asked for; 70 a fault of
+kvyield; 130 interrupted.
 
 Settings: options, then KVYIELD_URL and KVYIELD_TOKEN, then ~/.config/kvyield/config.toml.
 """

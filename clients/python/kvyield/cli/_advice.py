@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import click
@@ -30,8 +30,7 @@ def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
         rows = [(one.flag, _known(one.from_value), _known(one.to_value), one.reason) for one in advice.changes]
         table(("flag", ">now", ">then", "why"), rows)
     table(("with these flags", ""), _facts(advice, target_tokens))
-    for warning in advice.warnings:
-        click.echo(safe(f"warning: {warning.detail or warning.code} [{warning.code}]"))
+    show_warnings(advice.warnings)
     if advice.alternatives:
         table((">tokens", ">GiB", ">probability", "lever", "cost"), [_lever(one) for one in advice.alternatives])
     if advice.explanation:
@@ -55,20 +54,33 @@ def _facts(advice: _wire.Recommendation, target_tokens: int) -> Iterator[tuple[s
     yield from _plan(advice)
     yield "never verified", _unverified(advice, target_tokens)
     if advice.basis is not None:
-        count = len(advice.basis.observation_ids)
-        yield (
-            "stands on",
-            f"{advice.basis.kind.replace('_', ' ')} ({count}), {advice.basis.deployment or 'no deployment'}",
-        )
+        yield "stands on", stands_on(advice.basis)
+
+
+def stands_on(basis: _wire.Basis) -> str:
+    """The kind of evidence, how many starts, and of which deployment."""
+    kind, count = basis.kind.replace("_", " "), len(basis.observation_ids)
+    return f"{kind} ({count}), {basis.deployment or 'no deployment'}"
+
+
+def show_warnings(warnings: Iterable[_wire.Caution]) -> None:
+    """Each warning once, with its code."""
+    for text in {f"warning: {one.detail or one.code} [{one.code}]": None for one in warnings}:
+        click.echo(safe(text))
 
 
 def _plan(advice: _wire.Recommendation) -> Iterator[tuple[str, str]]:
     plan = advice.restarts
     if plan is not None and plan.expected is not None:
-        minutes = "" if plan.minutes is None else f", about {plan.minutes:g} minutes in all"
-        yield "restarts", f"{plan.expected:g} expected{minutes}"
+        yield "restarts", f"{plan.expected:g} expected{_minutes(plan.minutes)}"
     if advice.verification_seconds is not None:
         yield "a verification", f"about {advice.verification_seconds:.0f} s"
+
+
+def _minutes(minutes: float | None) -> str:
+    if minutes is None:
+        return ""
+    return ", under a minute in all" if minutes < 1 else f", about {minutes:.3g} minutes in all"
 
 
 def _unverified(advice: _wire.Recommendation, target_tokens: int) -> str:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from kvyield._errors import ConfigError
+from kvyield._names import loose
 from kvyield.cli._options import ENGINES
 from kvyield.cli._run import say
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 NAMES = ("model", "gpu", "gpu_count", "engine")
+MOST_PAIRS = 2000
+SHOWN_PAIRS = 5
 
 
 def selector_options(function: Function) -> Function:
@@ -60,18 +64,41 @@ def _fill(client: Client, chosen: dict[str, Any], host: str) -> None:
         "model": found.model.name,
         "gpu": found.hardware.gpu,
         "gpu_count": found.hardware.gpu_count,
-        "engine": found.engine.name,
+        "engine": chosen["engine"] or found.engine.name,
     }
-    chosen.update({name: told[name] for name in lacking})
+    chosen.update(told)
     asked = f"{chosen['model']} on {chosen['gpu_count']} x {chosen['gpu']}, {chosen['engine']}"
     say(f"kvyield: asked about {asked} ({where})")
 
 
 def _newest(client: Client, chosen: Mapping[str, Any], host: str) -> tuple[_wire.StoredObservation | None, str]:
-    filters = {name: chosen[name] for name in ("model", "gpu", "engine") if chosen[name] is not None}
-    if here := client.observations_page(**filters, host=host, page_size=1).items:
-        return here[0], f"from the newest start of {host}"
-    pairs = {one.pair_id: one for one in reversed(client.observations_page(**filters, page_size=50).items)}
-    if len(pairs) == 1:
-        return next(iter(pairs.values())), "the only pair that fits"
-    return None, f"the ledger holds no start of {host} and {len(pairs) or 'no'} other pair(s) that fit"
+    engine = {"engine": chosen["engine"]} if chosen["engine"] else {}
+    pairs = list(islice(client.pairs(page_size=500), MOST_PAIRS))
+    fitting = {pair.id: pair for pair in pairs if _fits(pair, chosen)}
+    for here in client.observations_page(**engine, host=host, page_size=50).items:
+        if here.pair_id in fitting:
+            return here, f"from the newest start of {host}"
+    if len(fitting) == 1:
+        [pair_id] = fitting
+        starts = client.observations_page(**engine, pair_id=pair_id, page_size=1).items
+        return (starts[0], "the only pair that fits") if starts else (None, f"no start of {labels(fitting.values())}")
+    if fitting:
+        return None, f"{len(fitting)} pairs fit: {labels(fitting.values())}"
+    return None, f"the ledger holds no pair that fits; it holds {labels(pairs) or 'none at all'}"
+
+
+def _fits(pair: _wire.Pair, chosen: Mapping[str, Any]) -> bool:
+    """Whether a pair is one that the names may mean, written as loosely as the service takes them."""
+    return (
+        (chosen["model"] is None or loose(chosen["model"]) == loose(pair.model.name))
+        and (chosen["gpu"] is None or loose(chosen["gpu"]) == loose(pair.hardware.gpu))
+        and chosen["gpu_count"] in (None, pair.hardware.gpu_count)
+        and (chosen["engine"] is None or not pair.engines or chosen["engine"] in pair.engines)
+    )
+
+
+def labels(pairs: Iterable[_wire.Pair]) -> str:
+    """The first few pairs in words."""
+    names = [f"{one.model.name} on {one.hardware.gpu_count} x {one.hardware.gpu}" for one in pairs]
+    more = f"; and {len(names) - SHOWN_PAIRS} more" if len(names) > SHOWN_PAIRS else ""
+    return "; ".join(names[:SHOWN_PAIRS]) + more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,7 +21,24 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 ENGINES = ("sglang", "vllm", "tensorrt-llm", "lmdeploy")
+_COUNT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([km]?)")
+_UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
 _FACTS = ("gpu", "gpu_count", "gpu_memory_gib", "model", "model_revision", "engine_version", "host")
+
+
+def token_count(smallest: int) -> Callable[[str], int]:
+    """Reads a number of tokens: ``200000``, ``200_000``, ``200,000``, ``200k`` or ``1m``, where k is a thousand."""
+
+    def tokens(text: str) -> int:
+        match = _COUNT.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
+        if match is None:
+            raise click.BadParameter(f"{text!r} is no number of tokens: 200000, 200_000, 200k and 1m are (k = 1,000)")
+        count = round(float(match[1]) * _UNITS[match[2]])
+        if count < smallest:
+            raise click.BadParameter(f"{text!r} is too few: at least {smallest}")
+        return count
+
+    return tokens
 
 
 def service_options(function: Function) -> Function:

@@ -49,10 +49,10 @@ def gib(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A probability; what rounds to certainty is shown as nearly so."""
+    """A probability; what rounds to certainty is shown as nearly so, since no start is certain."""
     if value is None:
         return "-"
-    return ">99.9%" if 0.9995 <= value < 1 else f"{value:.1%}"
+    return "> 99.9%" if value >= 0.9995 else f"{value:.1%}"
 
 
 def span(estimate: _wire.Estimate | None, form: Any = tokens) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from kvyield._errors import KvyieldError
-from kvyield.cli._options import chosen_source
+from kvyield.cli._options import chosen_source, token_count
 from kvyield.cli._run import say
 from kvyield.cli._tables import gib, table, tokens
 
@@ -37,9 +37,9 @@ def verification_options(function: Function) -> Function:
         click.option("--served-model", help="The model to ask, when the server has several."),
         click.option(
             "--prompt-tokens",
-            type=click.IntRange(SMALLEST_PROMPT_TOKENS),
+            type=token_count(SMALLEST_PROMPT_TOKENS),
             required=True,
-            help="Tokens of each prompt, by the engine's own count.",
+            help="Tokens of each prompt, by the engine's own count; 200k is 200,000.",
         ),
         click.option("--concurrent", type=click.IntRange(1, 1024), default=1, help="Prompts sent at the same time."),
         click.option("--ramp", is_flag=True, help="Shorter prompts first: 32k, 64k, ... up to the target."),

@@ -8,9 +8,10 @@ import click
 import msgspec
 
 from kvyield._errors import ConfigError
+from kvyield.cli._advice import show_warnings, stands_on
 from kvyield.cli._asking import selection, selector_options
 from kvyield.cli._options import client_of, parsed_flags, service_options, settings_of
-from kvyield.cli._run import say
+from kvyield.cli._run import safe
 from kvyield.cli._tables import flags_text, gib, span, table
 
 
@@ -45,8 +46,9 @@ def predict(**given: Any) -> None:
         for asked, a in zip(sets, answers, strict=False)
     ]
     table(("flags", "pool tokens", "free at ready, GiB"), rows)
-    for text in {f"{warning.detail or warning.code}": None for answer in answers for warning in answer.warnings}:
-        say(f"warning: {text}")
+    for text in {stands_on(answer.basis): None for answer in answers if answer.basis is not None}:
+        click.echo(safe(f"stands on  {text}"))
+    show_warnings(warning for answer in answers for warning in answer.warnings)
 
 
 def _flag_sets(given: dict[str, Any], engine: str | None) -> list[dict[str, Any]]:

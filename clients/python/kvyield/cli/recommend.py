@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from kvyield.cli._advice import show_advice
+from kvyield.cli._advice import HEADLINES, show_advice
 from kvyield.cli._asking import selection, selector_options
 from kvyield.cli._difference import show_difference
-from kvyield.cli._options import client_of, service_options, settings_of
-from kvyield.cli._run import safe, say
+from kvyield.cli._options import client_of, service_options, settings_of, token_count
+from kvyield.cli._run import BELOW, DONE, safe, say
 
 if TYPE_CHECKING:
     from kvyield import _wire
@@ -28,13 +28,19 @@ QUESTION = (
     "kv_cache_dtype",
     "chunked_prefill_size",
 )
+_REQUIRED = {"ok": ("ok",), "at_risk": ("ok", "at_risk")}
 FORMATS = ("systemd", "docker", "compose", "kubernetes", "args", "json")
 
 
 @click.command()
-@click.option("--target-tokens", type=click.IntRange(1), required=True, help="The longest prompt that must fit.")
-@click.option("--reply-tokens", type=click.IntRange(0), help="Tokens of the answer.")
-@click.option("--concurrent", type=click.IntRange(1), help="Such prompts at once.")
+@click.option(
+    "--target-tokens",
+    type=token_count(1),
+    required=True,
+    help="The longest prompt that must fit: 200000, 200_000, 200k or 1m (k = 1,000).",
+)
+@click.option("--reply-tokens", type=token_count(0), help="Tokens of the answer.  [default: 0]")
+@click.option("--concurrent", type=click.IntRange(1), help="Such prompts at once.  [default: 1]")
 @click.option("--max-running-requests", type=click.IntRange(1), help="Hold this flag.")
 @click.option(
     "--confidence", type=click.FloatRange(0.5, 0.9999), help="Wanted of pool and memory each.  [default: 0.95]"
@@ -47,29 +53,63 @@ FORMATS = ("systemd", "docker", "compose", "kubernetes", "args", "json")
 @click.option("--store", is_flag=True, help="Keep the answer; `observe --recommendation ID` settles it.")
 @click.option("--format", "text_format", type=click.Choice(FORMATS), help="Print only this.")
 @click.option("--diff", "as_diff", is_flag=True, help="Print only how the running flags change, as a unified diff.")
-@click.option("--json", "as_json", is_flag=True, help="Same as --format json.")
+@click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object on one line.")
+@click.option(
+    "--require", type=click.Choice(tuple(_REQUIRED)), help="Exit code 5 when the advice is worse.  [default: any]"
+)
 @selector_options
 @service_options
-def recommend(**given: Any) -> None:
+@click.pass_context
+def recommend(ctx: click.Context, /, **given: Any) -> None:
     """Ask for the memory flags that hold a prompt of a given length, and what they put at risk.
 
-    Advice that is at risk or infeasible is an answer too: exit code 0.
+    Advice that is at risk or infeasible is an answer too: exit code 0, unless --require asks for more. With --format
+    args standard output holds flags or nothing; what is to be said about them goes to standard error.
     """
     settings = settings_of(given["url"], given["token"])
     with client_of(settings, total_seconds=120.0) as client:
         question = selection(client, settings, given) | {name: given[name] for name in QUESTION}
         question = {name: value for name, value in question.items() if value is not None}
-        text_format = "json" if given["as_json"] else given["text_format"]
-        if text_format and given["as_diff"]:
+        if (given["text_format"] or given["as_json"]) and given["as_diff"]:
             raise click.UsageError("give --diff or a format, not both")
         stored = _store(client, question, given) if given["model_config"] or given["store"] else None
-        if text_format and stored is not None:
-            _show_text(client.recommendation_text(stored.id or "", text_format), text_format)
-        elif text_format:
-            _show_text(client.recommend_text(text_format, **question), text_format)
-        else:
-            advice = stored or client.recommend(**question)
-            (show_difference if given["as_diff"] else show_advice)(advice, given["target_tokens"])
+        status = _show(client, question, stored, given)
+    ctx.exit(BELOW if status not in _REQUIRED.get(given["require"], (status,)) else DONE)
+
+
+def _show(
+    client: Client, question: dict[str, Any], stored: _wire.StoredRecommendation | None, given: dict[str, Any]
+) -> str:
+    """Prints the answer in the form that was asked for and returns its status."""
+    text_format = "json" if given["as_json"] else given["text_format"]
+    if text_format == "json":
+        text = _text(client, question, stored, "json")
+        _show_json(text, on_one_line=given["as_json"])
+        return str(msgspec.json.decode(text)["status"])
+    advice = stored or client.recommend(**question)
+    if text_format == "args":
+        _show_args(advice)
+    elif text_format:
+        click.echo(safe(_text(client, question, stored, text_format).rstrip("\n")))
+    else:
+        (show_difference if given["as_diff"] else show_advice)(advice, given["target_tokens"])
+    return advice.status
+
+
+def _text(client: Client, question: dict[str, Any], stored: _wire.StoredRecommendation | None, text_format: str) -> str:
+    if stored is not None:
+        return client.recommendation_text(stored.id or "", text_format)
+    return client.recommend_text(text_format, **question)
+
+
+def _show_args(advice: _wire.Recommendation) -> None:
+    """Flags for a command line, nothing when there are none; the rest of the truth for the person."""
+    if advice.status != "ok":
+        say(f"kvyield: {HEADLINES.get(advice.status, advice.status)}")
+    if advice.status in _REQUIRED["at_risk"] and advice.command_line:
+        click.echo(safe(advice.command_line))
+    elif advice.explanation:
+        say(f"kvyield: {advice.explanation}")
 
 
 def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.StoredRecommendation:
@@ -85,6 +125,5 @@ def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _
     return stored
 
 
-def _show_text(text: str, text_format: str) -> None:
-    text = msgspec.json.format(text.encode(), indent=2).decode() if text_format == "json" else text.rstrip("\n")
-    click.echo(safe(text))
+def _show_json(text: str, *, on_one_line: bool) -> None:
+    click.echo(safe(msgspec.json.format(text.encode(), indent=-1 if on_one_line else 2).decode()))

@@ -1,0 +1,134 @@
+"""Questions from the command line: what is meant, what is printed where, what the exit code says."""
+
+from __future__ import annotations
+
+import json
+from inspect import signature
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from _samples_client import LOG
+from _stand_in_service import StandIn
+from kvyield.cli import main
+from kvyield.cli._tables import percent
+
+APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
+NAMED = ("--model", "m", "--gpu", "NVIDIA H200", "--gpu-count", "8", "--engine", "sglang")
+ADVICE: dict[str, Any] = {
+    "status": "ok",
+    "engine": "sglang",
+    "command_line": "--mem-fraction-static 0.9",
+    "explanation": "because",
+    "restarts": {"expected": 1, "minutes": 0.3},
+    "new_field": [1],
+}
+
+
+@pytest.fixture
+def online(service: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
+    monkeypatch.setenv("KVYIELD_URL", service.url)
+    service.advice = dict(ADVICE)
+    return service
+
+
+def run(*arguments: str, stdin: str | None = None) -> Result:
+    return CliRunner(**APART).invoke(main, arguments, input=stdin)
+
+
+@pytest.mark.parametrize(
+    ("status", "stdout", "words"),
+    [
+        ("ok", "--mem-fraction-static 0.9\n", ""),
+        ("at_risk", "--mem-fraction-static 0.9\n", "at risk"),
+        ("infeasible", "", "because"),
+        ("not_enough_evidence", "", "because"),
+    ],
+)
+def test_args_are_flags_or_nothing(online: StandIn, status: str, stdout: str, words: str) -> None:
+    """Standard output can be put into a command line as it is; the reason goes to standard error."""
+    online.advice["status"] = status
+    result = run("recommend", "--target-tokens", "200k", *NAMED, "--format", "args")
+    assert (result.exit_code, result.stdout) == (0, stdout)
+    assert words in result.stderr
+    assert len(result.stderr.splitlines()) <= (0 if status == "ok" else 2)
+
+
+@pytest.mark.parametrize(
+    ("status", "required", "code"),
+    [
+        ("ok", "ok", 0),
+        ("at_risk", "ok", 5),
+        ("at_risk", "at_risk", 0),
+        ("infeasible", "at_risk", 5),
+        ("not_enough_evidence", "ok", 5),
+    ],
+)
+def test_what_is_required_decides_the_exit_code(online: StandIn, status: str, required: str, code: int) -> None:
+    """Advice worse than what is required ends with 5, in every form of output."""
+    online.advice["status"] = status
+    for form in ((), ("--json",), ("--format", "args"), ("--diff",)):
+        assert run("recommend", "--target-tokens", "1m", *NAMED, "--require", required, *form).exit_code == code
+
+
+def test_json_is_one_object_on_one_line_with_all_that_was_answered(online: StandIn) -> None:
+    """--json can be read line by line, --format json by a person; fields that a newer service adds are kept."""
+    [line] = run("recommend", "--target-tokens", "200k", *NAMED, "--json").stdout.splitlines()
+    assert json.loads(line) == ADVICE
+    pretty = run("recommend", "--target-tokens", "200k", *NAMED, "--format", "json").stdout
+    assert len(pretty.splitlines()) > 3
+    assert json.loads(pretty) == ADVICE
+
+
+@pytest.mark.parametrize("text", ["200000", "200_000", "200,000", "200k", "0.2m"])
+def test_token_counts_as_people_write_them(online: StandIn, text: str) -> None:
+    """Thousands may be marked, and k and m stand for a thousand and a million."""
+    assert run("recommend", "--target-tokens", text, *NAMED).exit_code == 0
+    assert "target_tokens=200000" in online.requests[-1][1]
+
+
+@pytest.mark.parametrize("text", ["k", "0", "-1", "2e5", "200g", "1" * 40])
+def test_what_is_no_token_count_is_wrong_usage(online: StandIn, text: str) -> None:
+    """Other words and numbers below one are refused before anything is asked."""
+    assert run("recommend", f"--target-tokens={text}", *NAMED).exit_code == 2
+    assert online.requests == []
+
+
+def test_a_restart_of_seconds_is_not_zero_minutes(online: StandIn) -> None:
+    """The restart plan is told in words that are true."""
+    assert "1 expected, under a minute in all" in run("recommend", "--target-tokens", "200k", *NAMED).stdout
+
+
+def test_nothing_is_certain() -> None:
+    """What rounds to one hundred percent is shown as nearly so."""
+    assert [percent(value) for value in (1.0, 0.99996, 0.9994, 0.0)] == ["> 99.9%", "> 99.9%", "99.9%", "0.0%"]
+
+
+def test_predictions_name_what_they_stand_on_and_warn(online: StandIn) -> None:
+    """The table is followed by the deployment that it stands on, and by each warning once."""
+    online.prediction = {
+        "basis": {"kind": "own_starts", "deployment": "sglang 0.5.12, DFLASH", "observation_ids": []},
+        "warnings": [{"code": "few_starts", "detail": "only one start"}],
+    }
+    result = run("predict", "--fraction", "0.9", "--fraction", "0.92", *NAMED)
+    assert result.exit_code == 0, result.output
+    assert "stands on  own starts (0), sglang 0.5.12, DFLASH" in result.stdout
+    assert result.stdout.count("warning: only one start [few_starts]") == 1
+
+
+def test_the_only_pair_that_fits_is_meant(online: StandIn) -> None:
+    """Names may be loose and some left out, as long as one pair fits; what was asked about is said."""
+    facts = ("--gpu", "NVIDIA RTX PRO 6000", "--gpu-count", "8", "--no-card", "--host", "elsewhere")
+    assert run("observe", "-", *facts, stdin=LOG).exit_code == 0
+    [stored] = online.stored.values()
+    result = run(
+        "recommend", "--target-tokens", "200k", "--model", stored["model"]["name"].upper(), "--gpu", "rtx pro 6000"
+    )
+    assert result.exit_code == 0, result.output
+    assert "the only pair that fits" in result.stderr
+    assert "gpu=NVIDIA+RTX+PRO+6000&gpu_count=8" in online.requests[-1][1].replace("%20", "+")
+    missed = run("recommend", "--target-tokens", "200k", "--model", "other")
+    assert missed.exit_code == 1
+    assert "no pair that fits; it holds" in missed.stderr
+    assert "8 x NVIDIA RTX PRO 6000" in missed.stderr
