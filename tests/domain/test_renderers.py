@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import replace
 
@@ -134,4 +135,57 @@ def test_signs_that_a_format_replaces_are_doubled(advice: Advice) -> None:
     assert container["args"][-1] == "a$$(b)%c"
     assert "a$(b)%%c" in render(odd, "systemd")
     [merged] = [line for line in render(odd, "systemd").splitlines() if line.startswith("# ExecStart=/")]
-    assert merged.endswith("m$$x" + "y" * 200 + "' $KVYIELD_FLAGS")
+    assert merged.endswith("m$$x" + "y" * 200 + " $KVYIELD_FLAGS")
+
+
+ODD_TEXTS = (
+    "-x",
+    "--trust-remote-code",
+    "a\nb: c",
+    "a\n- --api-key",
+    "$HOME",
+    "$$x$",
+    "$(id)",
+    "$$(id)",
+    "100%i",
+    "\N{GRINNING FACE}",
+    "a\x85b\u2028c\ufeff",
+    'it\'s "so"\\n',
+    "a b",
+)
+
+
+def expanded(text: str) -> str:
+    """Return text as Kubernetes hands it to the container, where no variable is known."""
+    return re.sub(r"\$(\$|\([^)]*\))", lambda found: "$" if found[1] == "$" else found[0], text)
+
+
+@pytest.mark.parametrize("engine", list(EngineName))
+@pytest.mark.parametrize("odd", ODD_TEXTS)
+def test_odd_models_and_values_survive_every_form(advice: Advice, engine: EngineName, odd: str) -> None:
+    """A dash, a line break, a dollar, a per cent sign or an emoji reaches the engine as the one word that it is."""
+    told = replace(advice, engine=engine, model_name=odd, flags={"served_model_name": odd})
+    compose = yaml.safe_load(render(told, "compose"))["services"][engine.value]["command"]
+    (container,) = yaml.safe_load(render(told, "kubernetes"))["spec"]["template"]["spec"]["containers"]
+    assert (container["name"], list(container)) == (engine.value, ["name", "args"])
+    docker = render(told, "docker").partition('"$IMAGE"')[2].replace("\\\n", "", 1)
+    words = shlex.split(docker)
+    assert [word.replace("$$", "$") for word in compose] == words
+    assert [expanded(word) for word in container["args"]] == words
+    assert not any(word.startswith("-") and word == odd for word in words)
+    given = [word for word in words if word.endswith(odd)]
+    assert len(given) == 2
+    assert all(word == odd or word.endswith((f"={odd}", f"./{odd}")) for word in given)
+
+
+@pytest.mark.parametrize("odd", ODD_TEXTS)
+def test_a_unit_file_keeps_its_lines(advice: Advice, odd: str) -> None:
+    """Whatever the model and the values hold, a drop-in is its own comments, a section and one variable."""
+    lines = render(replace(advice, model_name=odd, flags={"served_model_name": odd}), "systemd").split("\n")
+    active = [line for line in lines if not line.startswith("#")]
+    assert (active[0], active[2:]) == ("[Service]", [""])
+    assert active[1].startswith('Environment="KVYIELD_FLAGS=')
+    assert "%i" not in "".join(lines).replace("%%", "")
+    assert not re.search("[\x85\u2028]", "".join(lines))
+    program = next(line for line in lines if line.startswith("# ExecStart=/"))
+    assert "$" not in program.replace("$$", "").replace("$KVYIELD_FLAGS", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -113,6 +114,10 @@ NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
     }
 )
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_UNPRINTED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+_DOLLAR_READ = re.compile(r"\$(?=[$(])")
+_PLAIN_WORD = re.compile(r"[\w@%+=:,./$-]+")
 _ROLES = ("fraction", "context", "requests", "chunk", "tensor_parallel", "data_parallel")
 _SPELLED = {(EngineName.TENSORRT_LLM, "free_gpu_memory_fraction"): "--kv_cache_free_gpu_memory_fraction"}
 
@@ -147,10 +152,15 @@ def flag_words(engine: EngineName, flags: Flags) -> tuple[str, ...]:
     for key, value in flags.items():
         if value is None or value is False:
             continue
-        words.append(_SPELLED.get((engine, key)) or f"--{key if NAMES[engine].underscores else key.replace('_', '-')}")
-        if value is not True:
-            words.append(_spelled(value))
+        name = _SPELLED.get((engine, key)) or f"--{key if NAMES[engine].underscores else key.replace('_', '-')}"
+        words.extend((name,) if value is True else _given(name, value))
     return tuple(words)
+
+
+def _given(name: str, value: float | str) -> tuple[str, ...]:
+    """Return an option with its value; text that begins with a dash is joined to it, or it would be an option."""
+    is_dashed = isinstance(value, str) and value.startswith("-")
+    return (f"{name}={value}",) if is_dashed else (name, _spelled(value))
 
 
 def command_line(engine: EngineName, flags: Flags) -> str:
@@ -180,8 +190,8 @@ def _args(advice: Advice) -> str:
 
 def _systemd(advice: Advice) -> str:
     unit = advice.engine.value
-    value = command_line(advice.engine, advice.flags).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
-    program = shlex.join(("/usr/bin/env", *_program(advice))).replace("%", "%%").replace("$", "$$")
+    value = _systemd_text(command_line(advice.engine, advice.flags))
+    program = " ".join(_systemd_word(word) for word in ("/usr/bin/env", *_program(advice)))
     return (
         _status_comment(advice)
         + _comments(
@@ -216,7 +226,9 @@ def _compose(advice: Advice) -> str:
 
 def _kubernetes(advice: Advice) -> str:
     name = advice.engine.value
-    words = [word.replace("$(", "$$(") for word in (*_image_command(advice), *flag_words(advice.engine, advice.flags))]
+    words = [
+        _DOLLAR_READ.sub("$$", word) for word in (*_image_command(advice), *flag_words(advice.engine, advice.flags))
+    ]
     return (
         _status_comment(advice)
         + _comments(
@@ -236,7 +248,11 @@ _FORMS: Mapping[str, Callable[[Advice], str]] = MappingProxyType(
 
 def _program(advice: Advice) -> tuple[str, ...]:
     names, model = NAMES[advice.engine], advice.model_name or "MODEL"
-    return (*names.program, *((names.model_option, model) if names.model_option else (model,)))
+    if names.model_option is not None:
+        return (*names.program, *_given(names.model_option, model))
+    if not model.startswith("-"):
+        return (*names.program, model)
+    return (*names.program, f"--model={model}" if advice.engine is EngineName.VLLM else f"./{model}")
 
 
 def _image_command(advice: Advice) -> tuple[str, ...]:
@@ -246,7 +262,20 @@ def _image_command(advice: Advice) -> tuple[str, ...]:
 
 
 def _named(advice: Advice) -> str:
-    return ", ".join(word for word in flag_words(advice.engine, advice.flags) if word.startswith("--"))
+    names = (flag_words(advice.engine, {key: value})[:1] for key, value in advice.flags.items())
+    return ", ".join(word.partition("=")[0] for words in names for word in words)
+
+
+def _systemd_text(text: str) -> str:
+    """Return text as it stands between systemd's double quotes: escapes are read there, and so are specifiers."""
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return _CONTROL.sub(lambda found: "".join(f"\\x{byte:02x}" for byte in found[0].encode()), quoted)
+
+
+def _systemd_word(word: str) -> str:
+    """Return a word of ExecStart, quoted where it needs to be; a dollar is doubled, or a variable would be read."""
+    text = _systemd_text(word).replace("$", "$$")
+    return text if _PLAIN_WORD.fullmatch(text) else f'"{text}"'
 
 
 def _status_comment(advice: Advice) -> str:
@@ -254,15 +283,30 @@ def _status_comment(advice: Advice) -> str:
 
 
 def _comments(*paragraphs: str) -> str:
+    plain = (_CONTROL.sub(" ", text) for text in paragraphs)
     lines = (
-        line for text in paragraphs for line in textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
+        line for text in plain for line in textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
     )
     return "".join(f"# {line}\n" for line in lines)
 
 
 def _listed(words: Sequence[str], indent: int) -> str:
-    """Return words as a YAML list; JSON strings are YAML strings whatever they hold."""
-    return "".join(f"{' ' * indent}- {json.dumps(word)}\n" for word in words)
+    """Return words as a YAML list."""
+    return "".join(f"{' ' * indent}- {_yaml_string(word)}\n" for word in words)
+
+
+def _yaml_string(text: str) -> str:
+    """Return a double-quoted string: JSON's, but for what YAML reads in another way than JSON.
+
+    Characters beyond the basic plane stand as they are (YAML joins no surrogates), and what it takes for a break of
+    lines or does not print is escaped.
+    """
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _UNPRINTED.sub(lambda found: f"\\u{_escaped(found[0]):04x}", quoted)
+
+
+def _escaped(character: str) -> int:
+    return 0xFFFD if "\ud800" <= character <= "\udfff" else ord(character)
 
 
 def _spelled(value: float | str) -> str:
