@@ -18,7 +18,7 @@ from kvyield._replay import posting
 from kvyield.spool import Spool
 
 LONGEST_LIFE_SECONDS = 0.25
-APART = 10_000
+APART = 1_000
 
 
 @dataclass
