@@ -96,7 +96,8 @@ def test_a_locked_file_is_unavailable_and_then_available(sqlite_url: str, monkey
             other.execute("BEGIN IMMEDIATE")
             error = storage.write(recording(start())).exception()
             assert stored_ids(storage) == set()
-            storage.ping()
+            with pytest.raises(StorageUnavailableError):
+                storage.ping()
         assert isinstance(error, StorageUnavailableError)
         assert "locked" in str(error.__cause__)
         assert not fails(storage)
@@ -109,7 +110,9 @@ def test_a_lock_in_postgresql_is_waited_for_only_so_long(postgres_url: str, monk
     with opened(postgres_url) as storage:
         with other.begin():
             assert fails(storage)
-            storage.ping()
+            with pytest.raises(StorageUnavailableError):
+                storage.ping()
+        storage.ping()
         assert not fails(storage)
     other.dispose()
 
@@ -258,3 +261,27 @@ def test_readers_of_postgresql_cannot_write(postgres_url: str) -> None:
         found = [connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names]
     engine.dispose()
     assert found == ["repeatable read", "on"]
+
+
+def test_a_write_that_failed_is_tried_by_the_ping(sqlite_url: str) -> None:
+    """After a failed write a ping writes by itself, and is content as soon as the database takes that."""
+    parsed = connections.database_url(sqlite_url)
+    migrate.upgrade(sqlite_url)
+    writing = engine_for(parsed, Use.WRITE)
+    is_full = [False]
+
+    @event.listens_for(writing, "commit")
+    def refuse(_: Connection) -> None:
+        if is_full[0]:
+            raise sqlite3.OperationalError("database or disk is full")
+
+    with closing(SqlStorage(engine_for(parsed, Use.READ), writing)) as storage:
+        is_full[0] = True
+        storage.ping()
+        assert fails(storage)
+        for _ in range(2):
+            with pytest.raises(StorageUnavailableError):
+                storage.ping()
+        is_full[0] = False
+        storage.ping()
+        assert not fails(storage)

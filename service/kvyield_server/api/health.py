@@ -42,7 +42,8 @@ async def live(request: Request[Any, Any, Any]) -> HealthOut:
 
 @route("/health/ready", http_method=_LOOKS, operation_id=_by_method, opt=OPEN)
 async def ready(request: Request[Any, Any, Any]) -> HealthOut:
-    """Say that the database answers and has the schema that this version needs; 503 when not."""
+    """Say that the database answers, takes writes again if the last one failed, and has the schema that this version
+    needs; 503 when not."""
     storage = services_of(request).storage
 
     def look() -> bool:

@@ -14,6 +14,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.storage import migrate
 from kvyield_server.storage.audit import SqlAudit
+from kvyield_server.storage.connections import LOCK_WAIT_SECONDS
 from kvyield_server.storage.faults import translated
 from kvyield_server.storage.fits import SqlFits
 from kvyield_server.storage.observations import SqlObservations
@@ -28,10 +29,19 @@ from kvyield_server.storage.writer import Writer
 T = TypeVar("T")
 
 
+PROBE_SECONDS = 2 * LOCK_WAIT_SECONDS
+
+
+def _same_revision(unit: UnitOfWork) -> None:
+    assert isinstance(unit, SqlUnitOfWork)
+    unit.connection.exec_driver_sql("UPDATE alembic_version SET version_num = version_num")
+
+
 class SqlUnitOfWork:
     """Repositories over one connection that is in a transaction."""
 
     def __init__(self, connection: Connection, clock: Callable[[], datetime] = utc_now) -> None:
+        self.connection = connection
         self.pairs = SqlPairs(connection, clock)
         self.observations = SqlObservations(connection, clock)
         self.fits = SqlFits(connection)
@@ -82,6 +92,15 @@ class SqlStorage:
             raise StorageUnavailableError("The writer has ended.")
         with self._connection() as connection:
             connection.exec_driver_sql("SELECT 1")
+        if self._writer.has_failed:
+            self._write_the_same()
+
+    def _write_the_same(self) -> None:
+        """Write what is there already, after a write that failed: it shows whether the disk takes writes again."""
+        try:
+            self._writer.submit(_same_revision).result(PROBE_SECONDS)
+        except TimeoutError:
+            raise StorageUnavailableError("The last write failed, and another one takes long.") from None
 
     def migration_current(self) -> bool:
         with self._connection() as connection:

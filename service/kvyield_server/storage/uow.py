@@ -216,7 +216,8 @@ class Storage(Protocol):
         """Return a value that equals an earlier one only if nothing was committed in between, by any process."""
 
     def ping(self) -> None:
-        """Return when the database answers, else raise StorageUnavailableError."""
+        """Return when the database answers, and takes writes again if the last one failed, else raise
+        StorageUnavailableError."""
 
     def migration_current(self) -> bool:
         """Say whether the schema is the one that this version needs."""

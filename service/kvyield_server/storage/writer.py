@@ -43,7 +43,10 @@ class _Entry(Generic[U]):
 
 
 class Writer(Generic[U]):
-    """Runs jobs in order of arrival. ``unit`` makes a unit of work of a connection that is in a transaction."""
+    """Runs jobs in order of arrival. ``unit`` makes a unit of work of a connection that is in a transaction.
+
+    ``has_failed`` says that the database did not take the last write.
+    """
 
     def __init__(self, engine: Engine, unit: Callable[[Connection], U]) -> None:
         self._engine = engine
@@ -51,6 +54,7 @@ class Writer(Generic[U]):
         self._queue: deque[_Entry[U]] = deque()
         self._wake = Condition()
         self._is_closing = False
+        self.has_failed = self._is_unwell = False
         self._thread = Thread(target=self._loop, name="kvyield-writer", daemon=True)
         self._thread.start()
 
@@ -110,10 +114,12 @@ class Writer(Generic[U]):
         except Exception as error:  # the commit itself failed: it may or may not be on disk, so nobody is told it is
             self._fail(entries, error)
         else:
+            self.has_failed = self._is_unwell if entries else self.has_failed
             for entry, tell in zip(entries, outcomes, strict=True):
                 tell(entry.future)
 
     def _attempt(self, entries: Sequence[_Entry[U]]) -> list[Callable[[Future[Any]], None]]:
+        self._is_unwell = False
         with self._transaction() as connection:
             return [self._run(connection, entry.job) for entry in entries]
 
@@ -136,6 +142,7 @@ class Writer(Generic[U]):
         except BaseException as error:
             _undo(connection, error)
             failure = translated(error)
+            self._is_unwell = self._is_unwell or isinstance(failure, StorageUnavailableError)
             if failure is not error:
                 failure.__cause__ = error
             return lambda future: future.set_exception(failure)
@@ -158,6 +165,7 @@ class Writer(Generic[U]):
         return [entry for entry in waiting if entry.is_alone or entry.future.set_running_or_notify_cancel()]
 
     def _fail(self, entries: Sequence[_Entry[U]], error: BaseException) -> None:
+        self.has_failed = True
         failure = unavailable(error)
         for entry in entries:
             entry.future.set_exception(failure)
