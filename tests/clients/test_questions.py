@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +100,39 @@ def test_what_is_no_token_count_is_wrong_usage(online: StandIn, text: str) -> No
 def test_a_restart_of_seconds_is_not_zero_minutes(online: StandIn) -> None:
     """The restart plan is told in words that are true."""
     assert "1 expected, under a minute in all" in run("recommend", "--target-tokens", "200k", *NAMED).stdout
+
+
+@pytest.fixture
+def no_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A systemd that knows no unit, with an empty journal."""
+    for name, text in (("journalctl", "true"), ("systemctl", "echo LoadState=not-found")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("no_unit")
+def test_doctor_says_each_thing_once() -> None:
+    """With the service down the token is not checked, no advice comes twice, and a unit that is not there is named."""
+    result = run("doctor", "--url", "http://127.0.0.1:9", "--journal", "nosuch.service")
+    assert result.exit_code == 1
+    assert "skip  token: not checked" in result.stdout
+    assert "FAIL  log: systemd knows no unit nosuch.service" in result.stdout
+    assert result.stdout.count("Connection refused") == 1
+    assert result.stdout.count("--gpu-count") <= 1
+
+
+@pytest.mark.usefixtures("no_unit")
+def test_watch_says_what_it_watches_and_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A unit or a file that does not exist yet is waited for, and that is said."""
+    monkeypatch.setattr("kvyield.cli.watch.follow", lambda *_: None)
+    assert (
+        "watching journal of x.service; systemd knows no unit x.service"
+        in run("watch", "--journal", "x.service").stderr
+    )
+    absent = str(tmp_path / "absent.log")
+    assert f"watching {absent}; there is no such file yet: waiting" in run("watch", "--log", absent).stderr
+    assert run("watch", "-").stderr == "kvyield: watching standard input\n"
 
 
 def test_nothing_is_certain() -> None:

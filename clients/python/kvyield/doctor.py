@@ -42,7 +42,11 @@ def check_service(settings: Settings) -> Iterator[Check]:
 
     try:
         with Client(settings.url, settings.token, limits=Limits(total_seconds=10.0, retries=0)) as client:
-            yield _tried("service", settings.url, client.health, _service_advice(settings.url))
+            answers = _tried("service", settings.url, client.health, _service_advice(settings.url))
+            yield answers
+            if answers.verdict == "fail":
+                yield Check("token", "skip", "not checked, since the service does not answer")
+                return
             yield _tried("token", _token_words(settings), lambda: client.observations_page(page_size=1), _TOKEN_ADVICE)
     except KvyieldError as error:
         yield Check("service", "fail", str(error), "give --url, KVYIELD_URL, or url in the configuration file")
@@ -96,7 +100,7 @@ def check_card() -> Iterator[Check]:
     try:
         found = cards()
     except GpuError as error:
-        yield Check("card", "warn", str(error), "on a host without a GPU, give --gpu and --gpu-count")
+        yield Check("card", "warn", str(error))
         return
     names = sorted({card.name for card in found})
     free = min(card.free_gib for card in found)

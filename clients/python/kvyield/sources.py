@@ -88,6 +88,20 @@ def journal_source(unit: str, *, since: str | None = None, follow: bool = False)
     return _command_source(f"journal of {unit}", command, hint, follow=follow)
 
 
+def missing_unit(unit: str) -> str | None:
+    """A sentence when systemd knows no such unit; None when it does, or cannot be asked."""
+    owner, _, own = unit.partition(USER_UNIT)
+    chosen = [unit] if owner else ["--user", own]
+    command = ["systemctl", "show", "--property", "LoadState", *chosen]
+    try:
+        told = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, timeout=EXIT_SECONDS, check=True)  # noqa: S603  # no shell, a fixed program
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return (
+        f"systemd knows no unit {own or unit} on this host" if told.stdout.strip() == b"LoadState=not-found" else None
+    )
+
+
 def docker_source(name: str, *, since: str | None = None, follow: bool = False) -> Source:
     """What a container wrote to both its outputs, with times (``docker logs``; podman's when docker is absent)."""
     tool = "docker" if shutil.which("docker") or not shutil.which("podman") else "podman"

@@ -159,11 +159,14 @@ def test_report_without_a_log_asks_the_engine_alone(engine: Standin) -> None:
     assert found["verifications"][0]["passed"]
 
 
-def test_an_engine_that_is_not_there_is_one_line() -> None:
-    """No traceback, exit code 1."""
-    words = ["verify", "--server", "http://127.0.0.1:9", "--prompt-tokens", "5000", "--no-card"]
-    result = RUNNER.invoke(main, words)
-    assert (result.exit_code, "Traceback" in result.output) == (1, False)
+def test_an_engine_that_is_not_there_is_one_line_with_its_address() -> None:
+    """No traceback, no table, nothing as JSON; the address is named, and the exit code says that it cannot be had."""
+    words = ["verify", "--server", "http://127.0.0.1:9", "--prompt-tokens", "5k", "--no-card"]
+    for form in ([], ["--json"]):
+        result = RUNNER.invoke(main, [*words, *form])
+        assert (result.exit_code, result.stdout) == (4, "")
+        assert result.stderr.startswith("kvyield: no engine could be asked at http://127.0.0.1:9: ")
+        assert len(result.stderr.splitlines()) == 1
 
 
 def test_cards_are_the_servers_own() -> None:

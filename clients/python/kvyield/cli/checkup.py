@@ -61,6 +61,7 @@ def _check_source(given: dict[str, Any]) -> Iterator[Check]:
     from kvyield.assemble import Extras  # noqa: PLC0415
     from kvyield.doctor import Check  # noqa: PLC0415
     from kvyield.intake import read  # noqa: PLC0415
+    from kvyield.sources import missing_unit  # noqa: PLC0415
 
     source = chosen_source(given)
     if source is None:
@@ -70,6 +71,9 @@ def _check_source(given: dict[str, Any]) -> Iterator[Check]:
         reading = read(source, Extras())
     except KvyieldError as error:
         yield Check("log", "fail", str(error), "fix the source, then run doctor again")
+        return
+    if given["journal"] and not reading.lines and (missing := missing_unit(given["journal"])):
+        yield Check("log", "fail", missing, "systemctl list-units --type service lists those that are there")
         return
     found = len(reading.starts) + reading.unfinished
     advice = "is it the engine's own log, from its start on?"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvyield.cli._options import client_of, one_of, service_options, settings_of, source_options
-from kvyield.cli._run import DONE, FAILED, say
+from kvyield.cli._run import DONE, FAILED, UNREACHABLE, say
 from kvyield.cli._verifying import carry_out, show_report, verification_options
 
 if TYPE_CHECKING:
@@ -27,10 +27,14 @@ def verify(ctx: click.Context, /, **given: Any) -> None:
 
     The prompt is made here: random words, one hidden fact, a question for it. The prefix cache is flushed, tokens are
     counted by the engine, and the lowest free memory of its cards is kept. With --log, --journal, --docker or
-    --kubernetes the engine's own words tell a run-time OOM from another death. Exit code 1: it did not pass.
+    --kubernetes the engine's own words tell a run-time OOM from another death. Exit code 1: it did not pass; 4:
+    no engine answers there.
     """
     observation = one_of("--observation", given["observation"])
     report = carry_out(given, ctx.obj)
+    if report.server is None:
+        say(f"kvyield: no engine could be asked at {given['server']}: {report.results[0].verification.error}")
+        ctx.exit(UNREACHABLE)
     if given["as_json"]:
         show_json(report)
     else:

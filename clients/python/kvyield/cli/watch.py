@@ -85,11 +85,23 @@ def watch(**given: Any) -> None:
         return
     settings = settings_of(given["url"], given["token"])
     found, stopped = watch_of(given, settings), threading.Event()
+    say(f"kvyield: {_beginning(given)}")
     threading.Thread(target=_send_spool, args=(settings, stopped), daemon=True).start()
     try:
         follow(given, found, stopped)
     finally:
         stopped.set()
+
+
+def _beginning(given: Mapping[str, Any]) -> str:
+    """What is watched, and whether it is there yet."""
+    from kvyield.sources import missing_unit  # noqa: PLC0415
+
+    source = chosen_source(given)
+    lacks = missing_unit(given["journal"]) if given["journal"] else None
+    if given["log_file"] and given["log_file"] != "-" and not Path(given["log_file"]).exists():
+        lacks = "there is no such file yet"
+    return f"watching {source.name if source else ''}" + (f"; {lacks}: waiting for it" if lacks else "")
 
 
 def follow(given: Mapping[str, Any], found: Watch, stopped: threading.Event) -> None:

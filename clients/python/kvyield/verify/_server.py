@@ -77,7 +77,9 @@ def find_server(http: EngineHttp, model: str | None = None) -> Server:
     """Asks an address what it is. ``model`` replaces the first model that it lists. Raises EngineError."""
     reply = http.get("/v1/models")
     if reply.status in (401, 403):
-        raise EngineRefusedError(reply.status, "the server wants its API key: give it with --api-key-env")
+        raise EngineRefusedError(
+            reply.status, "the server wants its API key: give it with --server-key or KVYIELD_SERVER_KEY"
+        )
     listed = reply.table().get("data")
     first = listed[0] if isinstance(listed, list) and listed and isinstance(listed[0], dict) else {}
     name = model or first.get("id")
