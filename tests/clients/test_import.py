@@ -49,3 +49,32 @@ def test_a_killed_reader_costs_its_own_file_only(tmp_path: Path) -> None:
     readings = list(importing._readings(files, _deadly_reader.read, 2))
     assert [bool(reading.notes) for reading in readings] == [False, True, False]
     assert "was killed" in readings[1].notes[0]
+
+
+def test_a_miss_names_the_option_and_the_files(service: StandIn, tmp_path: Path) -> None:
+    """What the logs do not tell is said once, with the option that gives it and the files that lack it."""
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_text(LOG)
+    result = run("import", str(tmp_path), "--url", service.url, "--jobs", "1")
+    assert result.exit_code == 1
+    [line] = [line for line in result.stderr.splitlines() if "were not posted" in line]
+    assert line.startswith("kvyield: 2 start(s) were not posted: the log does not tell hardware.gpu (give --gpu)")
+    assert f"{tmp_path / 'a.log'}, {tmp_path / 'b.log'}" in line
+
+
+def test_failing_files_are_shown_however_many_there_are(
+    service: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only files without a failure are left out of a long table; each failing one has its row and its reason."""
+    monkeypatch.setattr(importing, "SHOWN_FILES", 2)
+    for number in range(6):
+        (tmp_path / f"{number}.log").write_text(LOG.replace("22:0", f"2{number % 4}:{number}"))
+    (tmp_path / "8.log").write_text(LOG.replace("moonshotai/Kimi-K2.6", "refused/model"))
+    (tmp_path / "9.log.gz").write_bytes(b"\x1f\x8bno archive")
+    result = run("import", str(tmp_path), "--url", service.url, *FACTS, "--jobs", "1")
+    assert "... 4 more files without a failure" in result.stdout
+    rows = {line.split()[0].rpartition("/")[2]: line for line in result.stdout.splitlines() if ".log" in line}
+    assert list(rows) == ["0.log", "1.log", "8.log", "9.log.gz"]
+    assert "8.log: refused: " in result.stderr
+    assert "9.log.gz" in result.stderr
+    assert result.exit_code == 3

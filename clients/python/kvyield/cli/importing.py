@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvyield._errors import IncompleteError
 from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of, size_option
 from kvyield.cli._run import DONE, FAILED, REFUSED, say
 from kvyield.cli._tables import elided, table
@@ -23,6 +24,7 @@ from kvyield.cli._tables import elided, table
 if TYPE_CHECKING:
     from kvyield import _wire
     from kvyield._client import Client
+    from kvyield.assemble import Assembled
     from kvyield.config import Settings
     from kvyield.delivery import Delivery
     from kvyield.intake import Reading
@@ -33,7 +35,9 @@ WORTH_A_PROCESS_BYTES = 4 * 2**20
 BATCH = 100
 SHOWN_FILES = 40
 WIDTH = 80
-FATES = ("starts", "stored", "known", "spooled", "refused", "lost", "incomplete", "unfinished")
+MOST_NAMED = 20
+FAILURES = ("unreadable", "refused", "lost", "incomplete")
+FATES = ("starts", "stored", "known", "spooled", "refused", "lost", "incomplete", "unfinished", "unreadable")
 
 
 @click.command("import")
@@ -153,6 +157,7 @@ class _Tally:
         self._as_json = as_json
         self._counts: dict[str, Counter[str]] = {}
         self._said: Counter[str] = Counter()
+        self._lacking: dict[str, list[str]] = defaultdict(list)
 
     def take(self, reading: Reading) -> list[_wire.Observation]:
         """The starts that can be posted; the others are counted and their lack is said once."""
@@ -162,41 +167,47 @@ class _Tally:
         if not reading.starts and not reading.unfinished and not reading.notes:
             say(f"kvyield: no engine start in {reading.name} ({reading.lines:,} lines)")
         for note in reading.notes:
-            count["unreadable"] += not reading.starts
-            say(f"kvyield: {note}")
-        whole = []
-        for start in reading.starts:
+            count["unreadable"] = int(not reading.starts)
+            say(f"kvyield: {note}" if reading.name in note else f"kvyield: {reading.name}: {note}")
+        return [one for start in reading.starts for one in self._whole(start, reading.name)]
+
+    def _whole(self, start: Assembled, name: str) -> list[_wire.Observation]:
+        try:
             if self._as_json:
                 click.echo(start.json())
-            if start.missing:
-                count["incomplete"] += 1
-                self._said[", ".join(start.missing)] += 1
-            else:
-                whole.append(start.observation())
-        return whole
+            return [start.observation()]
+        except IncompleteError as error:
+            self._counts[name]["incomplete"] += 1
+            self._lacking[str(error)].append(name)
+            return []
 
     def settle(self, name: str, delivery: Delivery) -> None:
-        """Count what became of one start; each reason is said once."""
+        """Count what became of one start; each reason is said once, a refusal or a loss once a file."""
         self._counts[name][delivery.fate] += 1
-        if delivery.reason and not self._said[delivery.reason]:
-            say(f"kvyield: {name}: {delivery.fate}: {delivery.reason}")
         if delivery.reason:
-            self._said[delivery.reason] += 1
+            said = f"{name} {delivery.reason}" if delivery.fate in FAILURES else delivery.reason
+            if not self._said[said]:
+                say(f"kvyield: {name}: {delivery.fate}: {delivery.reason}")
+            self._said[said] += 1
 
     def show(self, *, is_dry: bool) -> None:
         """The table, to standard error when standard output holds JSON."""
-        for lack, number in self._said.items():
-            if lack.startswith(("hardware.", "model.", "flags.", "measurements.")):
-                verb = "could not be" if is_dry else "were not"
-                say(f"kvyield: {number} start(s) {verb} posted: the logs do not tell {lack}; see the options for facts")
+        for lack, names in self._lacking.items():
+            files = list(dict.fromkeys(names))
+            which = ", ".join(files[:MOST_NAMED]) + (
+                f" and {len(files) - MOST_NAMED} more" if files[MOST_NAMED:] else ""
+            )
+            verb = "could not be" if is_dry else "were not"
+            say(f"kvyield: {len(names)} start(s) {verb} posted: {lack}: {which}")
         if self._as_json:
             return
         total = sum(self._counts.values(), Counter())
         fates = [fate for fate in FATES if total[fate] or fate == "starts"]
         counts = list(self._counts.items())
-        rows = [_row(name, count, fates) for name, count in counts[:SHOWN_FILES]]
-        hidden = len(counts) - SHOWN_FILES
-        rows += [(f"... {hidden} more files",)] if hidden > 0 else []
+        failed = [(name, count) for name, count in counts[SHOWN_FILES:] if any(count[fate] for fate in FAILURES)]
+        rows = [_row(name, count, fates) for name, count in counts[:SHOWN_FILES] + failed]
+        hidden = len(counts) - len(rows)
+        rows += [(f"... {hidden} more files without a failure",)] if hidden > 0 else []
         table(("log", *(f">{fate}" for fate in fates)), [*rows, _row("all", total, fates)])
 
     def exit_code(self, spooled: int, *, is_dry: bool) -> int:
