@@ -94,7 +94,8 @@ def test_up_and_down(empty_url: str) -> None:
 
 def test_the_newest_schema_is_the_one_in_the_code(empty_url: str) -> None:
     """After all migrations nothing is left that the tables in the code have otherwise: types, indexes, constraints."""
-    assert migrate.check(empty_url) == [f"The schema is at revision None, and this version needs {migrate.head()}."]
+    (wrong,) = migrate.check(empty_url)
+    assert wrong.startswith(("The schema is at revision None", "There is no database file"))
     migrate.upgrade(empty_url)
     assert migrate.check(empty_url) == []
 

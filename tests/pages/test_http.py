@@ -271,3 +271,21 @@ def test_signing_in_leads_to_our_own_pages_alone(client: Client, storage: Memory
 def test_signing_in_leads_back_to_the_page_that_was_asked_for(wanted: str) -> None:
     """Our own pages, with their queries, are gone back to."""
     assert safe_next(wanted) == wanted
+
+
+def test_a_pair_that_cannot_be_fitted_is_listed_beside_the_others(client: Client, storage: MemoryStorage) -> None:
+    """The list of pairs answers, and says at that pair that it could not be fitted."""
+    other = {**worked_case()[0], "id": None, "model": {"name": "other"}}
+    assert client.post("/observations", json=other).status_code == 201
+    fits, broken = client.app.state.services.fits, pair(storage)
+    made = fits.of_pair
+
+    def of_pair(unit: Any, each: Any, *more: Any) -> Any:
+        if str(each.id) == broken:
+            raise ZeroDivisionError
+        return made(unit, each, *more)
+
+    fits.of_pair = of_pair
+    answer = client.get("/ui")
+    assert answer.status_code == 200
+    assert (answer.text.count("could not be fitted"), "other" in answer.text, MODEL in answer.text) == (1, True, True)

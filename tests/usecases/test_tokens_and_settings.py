@@ -9,12 +9,16 @@ import pytest
 from click.testing import CliRunner
 
 from kvyield_server.cli import main
+from kvyield_server.domain.fit import PairFit
 from kvyield_server.domain.observation import Hardware, Model
 from kvyield_server.errors import AmbiguousError, ConflictError, InvalidError, NotFoundError
 from kvyield_server.settings import Settings, settings_from, shown, without_password
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.usecases.backup import backup, restore
+from kvyield_server.usecases.fits import FitCache
+from kvyield_server.usecases.ports import Pair, UnitOfWork
+from kvyield_server.usecases.refit import refit
 from kvyield_server.usecases.tokens import create, described, expiry, revoke
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -124,3 +128,40 @@ def test_a_bad_database_is_one_sentence(words: list[str]) -> None:
     answer = CliRunner().invoke(main, [*words, "--database", "mysql://x"])
     assert answer.exit_code == 1
     assert answer.output.startswith("Error: ")
+
+
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql"])
+@pytest.mark.parametrize("words", [["db", "upgrade"], ["db", "check"], ["token", "list"]])
+def test_a_database_that_does_not_answer_is_named(scheme: str, words: list[str]) -> None:
+    """The sentence says which database at which host and why, without the password."""
+    url = f"{scheme}://someone:hunter2@127.0.0.1:1/none"
+    result = CliRunner().invoke(main, [*words, "--database", url])
+    assert result.exit_code == 1
+    assert "The database none at 127.0.0.1:1 cannot be used:" in result.output
+    assert "refused" in result.output
+    assert "hunter2" not in result.output
+
+
+@pytest.mark.parametrize("words", [["db", "check"], ["db", "current"]])
+def test_looking_at_a_missing_file_does_not_make_it(tmp_path: Path, words: list[str]) -> None:
+    """db check says that the file is missing, db current that there is no revision; neither makes the file."""
+    file = tmp_path / "missing.db"
+    result = CliRunner().invoke(main, [*words, "--database", f"sqlite:///{file}"])
+    assert (str(file) in result.output) if words[1] == "check" else (result.output == "none\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pair_that_cannot_be_fitted_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """refit names it and goes on."""
+    storage = MemoryStorage()
+    h200 = Hardware(gpu="H200", gpu_count=1)
+    storage.write(lambda uow: uow.pairs.ensure_all([(h200, Model(name=name)) for name in ("m0", "m1")])).result()
+    broken = FitCache.of_pair
+
+    def of_pair(self: FitCache, uow: UnitOfWork, pair: Pair) -> PairFit:
+        if pair.model.name == "m0":
+            raise ZeroDivisionError
+        return broken(self, uow, pair)
+
+    monkeypatch.setattr(FitCache, "of_pair", of_pair)
+    assert list(refit(storage)) == ["1 x H200, m0: could not be fitted (ZeroDivisionError)"]

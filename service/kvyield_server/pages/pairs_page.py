@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import structlog
 from litestar import Request, Response
 
 from kvyield_server.api.pages import key_of, page_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.observation import Outcome
+from kvyield_server.errors import KvyieldError
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import look, services_and_gate
 from kvyield_server.pages.views.pairs import PairRow, pair_row
+from kvyield_server.pages.views.words import UNKNOWN
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.pairs import pair_out
 from kvyield_server.usecases.browse import pairs_page
 from kvyield_server.usecases.ports import ObservationFilter, Pair, UnitOfWork
 from kvyield_server.usecases.tokens import is_loopback
 
+log = structlog.get_logger("kvyield.pages")
+
+NOT_FITTED = "could not be fitted"
 PAGE_SIZE = 25
 MOST_SEARCHED = 200
 
@@ -42,11 +49,17 @@ async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
 
 
 def row_of(uow: UnitOfWork, services: Services, pair: Pair) -> PairRow:
-    """Return the line of one pair."""
+    """Return the line of one pair; one that cannot be fitted says so, and takes nothing else along."""
     newest = uow.observations.page(ObservationFilter(pair_id=pair.id, include_retracted=False), None, 1).items
-    fits = services.fits.of_pair(uow, pair).deployments
-    failures = sum(start.outcome is not Outcome.READY for fit in fits for start in fit.starts)
     last = from_domain(newest[0]) if newest else None
+    try:
+        fits = services.fits.of_pair(uow, pair).deployments
+    except KvyieldError:
+        raise
+    except Exception:
+        log.exception("pair_not_fitted", pair_id=str(pair.id))
+        return replace(pair_row(pair_out(pair), last, [], 0), deployments=UNKNOWN, alerts=(NOT_FITTED,))
+    failures = sum(start.outcome is not Outcome.READY for fit in fits for start in fit.starts)
     return pair_row(pair_out(pair), last, [fit.summary for fit in fits], failures)
 
 

@@ -15,8 +15,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
-from kvyield_server.errors import MigrationNeededError
-from kvyield_server.storage.connections import Use, database_url, engine_for
+from kvyield_server.errors import MigrationNeededError, StorageUnavailableError
+from kvyield_server.storage.connections import Use, database_url, engine_for, is_sqlite
 from kvyield_server.storage.faults import translated
 from kvyield_server.storage.tables import metadata
 
@@ -44,6 +44,8 @@ def revision_of(connection: Connection) -> str | None:
 
 def current(url: str) -> str | None:
     """Return the revision of a database; None when it was never migrated."""
+    if _missing_file(url):
+        return None
     with _connected(url, Use.READ) as connection:
         return revision_of(connection)
 
@@ -66,6 +68,8 @@ def downgrade(url: str, revision: str) -> None:
 
 def check(url: str) -> list[str]:
     """Return what is wrong with a database's schema, a sentence each; an empty list when all is as it should be."""
+    if file := _missing_file(url):
+        return [f"There is no database file {file}; kvyield-server db upgrade makes it."]
     with _connected(url, Use.READ) as connection:
         found = revision_of(connection)
         if found != head():
@@ -119,9 +123,32 @@ def _connected(url: str, use: Use) -> Iterator[Connection]:
         with engine.connect() as connection, connection.begin():
             yield connection
     except SQLAlchemyError as error:
-        raise translated(error) from error
+        failure = translated(error)
+        if isinstance(failure, StorageUnavailableError):
+            failure = StorageUnavailableError(f"{_place(url)} cannot be used: {_cause(error)}")
+        raise failure from error
     finally:
         engine.dispose()
+
+
+def _missing_file(url: str) -> Path | None:
+    """Return the file of a SQLite database that is not there: only looking must not make it."""
+    parsed = database_url(url)
+    file = Path(parsed.database or "")
+    return file if is_sqlite(parsed) and not file.exists() and file.parent.is_dir() else None
+
+
+def _place(url: str) -> str:
+    parsed = database_url(url)
+    if is_sqlite(parsed):
+        return f"The database file {parsed.database}"
+    host = parsed.host or parsed.query.get("host") or "its default host"
+    return f"The database {parsed.database or 'of the user'} at {host}:{parsed.port or 5432}"
+
+
+def _cause(error: SQLAlchemyError) -> str:
+    """Return what the driver said, in one line; drivers tell no passwords."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())[:300]
 
 
 def _config(connection: Connection | None = None) -> Config:

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 from kvyield_server.domain.answers import FitSummary
+from kvyield_server.errors import KvyieldError
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.browse import stored_pair
@@ -14,7 +15,7 @@ from kvyield_server.usecases.fits import FitCache
 
 
 def refit(storage: Storage) -> Iterator[str]:
-    """Fit every pair, keep the fits, and yield a line per deployment."""
+    """Fit every pair, keep the fits, and yield a line per deployment, or one for a pair that could not be fitted."""
     with ThreadPoolExecutor(1) as executor:
         fits = FitCache(executor)
         with storage.read() as uow:
@@ -22,7 +23,13 @@ def refit(storage: Storage) -> Iterator[str]:
         for name in names:
             with storage.read() as uow:
                 pair = stored_pair(uow, name.id)
-                fit = fits.of_pair(uow, pair)
+                try:
+                    fit = fits.of_pair(uow, pair)
+                except KvyieldError:
+                    raise
+                except Exception as error:
+                    yield f"{name.gpu_count} x {name.gpu}, {name.model}: could not be fitted ({type(error).__name__})"
+                    continue
             summaries = [deployment.summary for deployment in fit.deployments]
             keep(storage, pair, summaries)
             for summary in summaries:
