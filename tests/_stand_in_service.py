@@ -86,9 +86,11 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path.startswith("/recommend?"):
             self.answer(200, self.server.advice)
         elif self.path.startswith("/observations"):
-            [host] = parse_qs(urlsplit(self.path).query).get("host", [None])
+            asked = parse_qs(urlsplit(self.path).query)
+            [host], [model] = asked.get("host", [None]), asked.get("model", [None])
             items = sorted(self.server.stored.values(), key=lambda one: str(one["id"]), reverse=True)
             items = [one for one in items if host is None or one.get("host") == host]
+            items = [one for one in items if model is None or one["model"]["name"] == model]
             self.answer(200, {"items": items, "next_page_token": None})
         else:
             self.answer(404, {"title": "Not found", "status": 404, "detail": self.path}, "application/problem+json")

@@ -26,6 +26,7 @@ def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
     click.echo(HEADLINES.get(advice.status, advice.status))
     if advice.command_line:
         click.echo(safe(f"\n  {advice.command_line}"))
+    click.echo()
     if advice.changes:
         rows = [(one.flag, _known(one.from_value), _known(one.to_value), one.reason) for one in advice.changes]
         table(("flag", ">now", ">then", "why"), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,15 +16,15 @@ if TYPE_CHECKING:
     from kvyield.delivery import Delivery
 
 _HEADINGS = (
-    "!started",
-    "engine",
-    "model",
-    "hardware",
+    "started",
+    "~model",
+    "?hardware",
+    "?engine",
     ">fraction",
     "outcome",
     ">pool tokens",
     ">free at ready, GiB",
-    "",
+    "fate",
 )
 
 
@@ -41,9 +42,9 @@ def show_starts(starts: Sequence[Assembled], deliveries: Sequence[Delivery]) -> 
         rows.append(
             (
                 moment(draft["observed_at"]),
-                f"{draft['engine']['name']} {draft['engine']['version'] or ''}".strip(),
                 draft["model"]["name"] or "-",
                 f"{draft['hardware']['gpu_count'] or '?'} x {draft['hardware']['gpu'] or '?'}",
+                f"{draft['engine']['name']} {draft['engine']['version'] or ''}".strip(),
                 "-" if fraction is None else fraction,
                 draft["outcome"],
                 tokens(measured["pool_tokens"]),
@@ -64,9 +65,14 @@ def explain(starts: Sequence[Assembled], *, to_stderr: bool) -> None:
             if value is None and not (path.startswith("flags.") and source):
                 click.echo(f"  {path}: unknown", err=to_stderr)
             elif source:
-                click.echo(safe(f"  {path} = {value!r}\n      {source}"), err=to_stderr)
+                click.echo(safe(f"  {path} = {_shown(value)}\n      {source}"), err=to_stderr)
         for note in start.contradictions:
             click.echo(safe(f"  disagreement: {note}"), err=to_stderr)
+
+
+def _shown(value: object) -> str:
+    """A value as the wire has it: times in ISO form."""
+    return value.isoformat().replace("+00:00", "Z") if isinstance(value, datetime) else repr(value)
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from kvyield.cli._run import safe
 
@@ -12,23 +19,97 @@ if TYPE_CHECKING:
     from kvyield import _wire
 
 FILE_WIDTH = 200
+GAP = 2
+SHORTEST_NAME = 16
+MARKS = ">!~?"
+_WRAPPER = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 
-def table(headings: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None) -> None:
-    """Print rows under headings; ``>`` before a heading aligns to the right, ``!`` keeps on one line."""
-    from rich import box  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+@dataclass
+class _Column:
+    """One column; ``marks`` are the signs before its heading, see `table`."""
 
-    console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH, highlight=False, markup=False, emoji=False)
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", title_style="bold")
-    for heading in headings:
-        justify: Literal["left", "right"] = "right" if heading.startswith(">") else "left"
-        shown.add_column(heading.lstrip(">!"), justify=justify, overflow="fold", no_wrap=heading.startswith("!"))
-    for row in rows:
-        shown.add_row(*(Text(safe(cell)) for cell in row))
-    console.print(shown)
+    heading: str
+    marks: str
+    cells: list[str]
+    width: int = 0
+
+    @property
+    def widest(self) -> int:
+        """Where nothing is wrapped."""
+        return max(map(len, [self.heading, *(line for cell in self.cells for line in cell.split("\n"))]))
+
+    @property
+    def narrowest(self) -> int:
+        """Where no word and no figure is broken."""
+        if "~" in self.marks:
+            return min(self.widest, SHORTEST_NAME)
+        keeps = self.cells if set(self.marks) & set(">!") else [word for cell in self.cells for word in cell.split()]
+        return max(map(len, [*self.heading.split(), *keeps]), default=0)
+
+    def lines(self, text: str) -> list[str]:
+        """A cell's lines, as wide as the column."""
+        text = elided(text, self.width) if "~" in self.marks else text
+        wrapped = [line for part in text.split("\n") for line in _WRAPPER(part, max(self.width, 1)) or [""]]
+        return [line.rjust(self.width) if ">" in self.marks else line.ljust(self.width) for line in wrapped]
+
+
+def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Print rows under headings within the width of the terminal, or of COLUMNS; returns columns that were left out.
+
+    Signs before a heading: ``>`` aligns to the right, ``!`` keeps on one line, ``~`` shortens in the middle, ``?``
+    leaves out when there is no room, the last one first. Words and figures are never broken.
+    """
+    texts = [[safe(cell) for cell in row] for row in rows]
+    columns = []
+    for index, heading in enumerate(headings):
+        name = heading.lstrip(MARKS)
+        cells = [row[index] if index < len(row) else "" for row in texts]
+        columns.append(_Column(name, heading[: len(heading) - len(name)], cells))
+    left_out = _fit(columns, _width())
+    _print(columns, len(texts))
+    return left_out
+
+
+def _width() -> int:
+    told = os.environ.get("COLUMNS", "")
+    if told.isdecimal() and int(told) > 0:
+        return int(told)
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else FILE_WIDTH
+
+
+def _fit(columns: list[_Column], width: int) -> list[str]:
+    """Leaves columns out, then gives each its width: all get the least, what is left goes from left to right."""
+    left_out = []
+    while _total(one.narrowest for one in columns) > width:
+        optional = [one for one in columns if "?" in one.marks]
+        if not optional:
+            break
+        columns.remove(optional[-1])
+        left_out.append(optional[-1].heading)
+    room = width - _total(one.narrowest for one in columns)
+    for one in columns:
+        more = max(0, min(one.widest - one.narrowest, room))
+        one.width = one.narrowest + more
+        room -= more
+    return left_out[::-1]
+
+
+def _total(widths: Iterable[int]) -> int:
+    each = list(widths)
+    return sum(each) + GAP * max(len(each) - 1, 0)
+
+
+def _print(columns: Sequence[_Column], count: int) -> None:
+    parts = [[one.lines(one.heading) for one in columns], [["─" * one.width] for one in columns]]
+    parts += [[one.lines(one.cells[row]) for one in columns] for row in range(count)]
+    for cells in parts:
+        for line in range(max(map(len, cells), default=0)):
+            words = [
+                cell[line] if line < len(cell) else " " * one.width for one, cell in zip(columns, cells, strict=True)
+            ]
+            click.echo((" " * GAP).join(words).rstrip())
+    click.echo()
 
 
 def elided(text: str, longest: int) -> str:
