@@ -46,12 +46,14 @@ class Caution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What an answer stands on."""
+    """What an answer stands on: its deployment's own starts, and how many of other deployments lend it the slope."""
 
     kind: BasisKind
     deployment: str | None
     observation_ids: tuple[UUID, ...] = ()
     verified_prompt_tokens: int | None = None
+    lent_starts: int = 0
+    lent_deployments: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from kvyield_server.domain.headroom import PromptNeed, PromptNeedUnder
 from kvyield_server.domain.memory_failures import SiblingDeath, binds, counts_against
 from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.parallel import DATA
+from kvyield_server.domain.quantised import lighter_share
 from kvyield_server.domain.request_table import PoolAlong, flags_as_set
 from kvyield_server.domain.scalars import as_count, first_given
 from kvyield_server.domain.student import StudentT
@@ -144,16 +145,18 @@ def make_case(fit: YieldModel, question: Question) -> Case:
     """Return the question as a case of this deployment."""
     engine = fit.summary.engine
     running = running_flags(fit)
+    held = translated(engine, question.flags)
     near, distant = _deaths(fit, question)
     return Case(
         fit=fit,
         question=question,
         engine=engine,
-        held=translated(engine, question.flags),
+        held=held,
         running=running,
         running_context=positive(running, NAMES[engine].context) or fit.free_memory.context_tokens,
         deaths=near,
         distant_deaths=distant,
+        lighter=lighter_share(fit.running, fit.capacity.base_gib, fit.capacity.model.facts, {**running, **held}),
     )
 
 

@@ -9,10 +9,13 @@ from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import context_needed
 from kvyield_server.domain.deployment import plain_version
 from kvyield_server.domain.flags import NAMES, positive
+from kvyield_server.domain.known_flags import unknown_flags
 from kvyield_server.domain.memory_failures import is_lighter
 from kvyield_server.domain.model_facts import read_shape
 from kvyield_server.domain.observation import EngineName, Observation
-from kvyield_server.domain.solution import Solution
+from kvyield_server.domain.quantised import unknown_weights
+from kvyield_server.domain.solution import Solution, running_chance
+from kvyield_server.domain.window import stated
 
 _BEYOND_CONTEXT = {
     EngineName.SGLANG: "SGLang refuses such a {flag} unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
@@ -30,6 +33,8 @@ def cautions(case: Case, solution: Solution, changes: Sequence[Change]) -> tuple
     sources = (
         _context_length(case, solution, changes),
         _nothing_changes(case, changes),
+        _running_holds(case, solution, changes),
+        _uncounted(case),
         _never_verified(case, solution),
         _memory(case, solution),
         _distant_deaths(case, solution),
@@ -96,6 +101,24 @@ def _nothing_changes(case: Case, changes: Sequence[Change]) -> Iterator[Caution]
     elif case.held and all(running.flags.get(key, ...) == value for key, value in case.held.items()):
         detail = f"The flags given ({', '.join(case.held)}) are the running ones: giving them changes nothing."
         yield Caution(code="flags_equal_running", detail=detail)
+
+
+def _running_holds(case: Case, solution: Solution, changes: Sequence[Change]) -> Iterator[Caution]:
+    """Say when what runs now already holds the target within the window, so that no restart is needed."""
+    chance = running_chance(case)
+    now, then = case.running.get(case.fraction_flag), solution.flags[case.fraction_flag]
+    if not changes or chance is None:
+        return
+    more = "; the smaller fraction leaves more memory free" if isinstance(now, float) and now > float(then or 0) else ""
+    detail = (
+        f"What runs now ({now}) already holds this target with probability {stated(chance, 2)}: no restart is needed"
+    )
+    yield Caution(code="running_flags_hold_target", detail=f"{detail}{more}.")
+
+
+def _uncounted(case: Case) -> Iterator[Caution]:
+    yield from unknown_flags(case.engine, case.held, case.fit.starts)
+    yield from unknown_weights(case.fit.running, {**case.running, **case.held}, case.lighter)
 
 
 def _never_verified(case: Case, solution: Solution) -> Iterator[Caution]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from uuid import UUID
 
-from kvyield_server.domain.answers import Status
+from kvyield_server.domain.answers import Basis, Status
 from kvyield_server.domain.case import Case
 from kvyield_server.domain.flags import NAMES
 from kvyield_server.domain.headroom import LogNormal
 from kvyield_server.domain.solution import Solution
-from kvyield_server.domain.window import HIGHEST_STEP, pool_estimate
+from kvyield_server.domain.window import HIGHEST_STEP, pool_estimate, stated
 
 MOST_NAMED = 8
 _BINDING = {
@@ -82,7 +82,16 @@ def _data(case: Case) -> Iterator[str]:
     for use, words in (("bound", "only bounds it"), ("free_memory_only", "tells free memory only")):
         parts.extend(_put_aside(case, use, words))
     parts.extend(_put_aside(case, "set_aside", "was set aside"))
-    yield f"Evidence ({kind}): {'; '.join(parts)}."
+    yield f"Evidence ({kind}): {'; '.join(parts)}.{_loan(summary.basis)}"
+
+
+def _loan(basis: Basis) -> str:
+    if not basis.lent_starts:
+        return ""
+    starts, others = basis.lent_starts, basis.lent_deployments
+    who = f"{starts} {'start' if starts == 1 else 'starts'} of {others} other"
+    verb = "lends" if starts == 1 else "lend"
+    return f" {who} {'deployment' if others == 1 else 'deployments'} of this pair {verb} the slope."
 
 
 def _put_aside(case: Case, use: str, words: str) -> Iterator[str]:
@@ -115,7 +124,7 @@ def _pool(case: Case, solution: Solution, status: Status) -> Iterator[str]:
     smallest = "the smallest fraction that does" if solution.lowest == solution.step else "the best within reach"
     yield (
         f"{solution.needed_tokens:,} tokens are needed, and {fraction} gives {pool.median:,.0f} "
-        f"({pool.low:,.0f} to {pool.high:,.0f}; probability {solution.pool_probability:.3f}): {smallest}."
+        f"({pool.low:,.0f} to {pool.high:,.0f}; probability {stated(solution.pool_probability, 3)}): {smallest}."
     )
 
 
@@ -126,7 +135,7 @@ def _memory(case: Case, solution: Solution) -> Iterator[str]:
     target = case.question.target_tokens
     yield (
         f"{solution.free.loc:.1f} GiB should be free at ready; a prompt of {target:,} tokens takes {_need(solution)} "
-        f"at its peak ({_source(case, solution)}): probability {solution.memory_probability:.2f} that it fits."
+        f"at its peak ({_source(case, solution)}): probability {stated(solution.memory_probability, 2)} that it fits."
     )
 
 

@@ -15,6 +15,7 @@ from kvyield_server.domain.answers import (
 from kvyield_server.domain.capacity import CapacityLine
 from kvyield_server.domain.capacity_fit import CapacityFit, fit_capacity
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting, physics_prior
+from kvyield_server.domain.case import Lightened
 from kvyield_server.domain.deployment import (
     Group,
     Key,
@@ -39,6 +40,7 @@ from kvyield_server.domain.fit_summary import (
     CHANGED,
     basis_kind,
     finite,
+    layout_cautions,
     not_enough,
     parameters,
     warnings_of,
@@ -46,6 +48,7 @@ from kvyield_server.domain.fit_summary import (
 )
 from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
 from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
+from kvyield_server.domain.known_flags import unknown_flags
 from kvyield_server.domain.memory_failures import SiblingDeath, sibling_deaths
 from kvyield_server.domain.model_facts import keeps_states, read_shape
 from kvyield_server.domain.observation import (
@@ -58,9 +61,12 @@ from kvyield_server.domain.observation import (
     Observation,
     Outcome,
 )
-from kvyield_server.domain.pooling import Member, count_alike, pooled_prior
+from kvyield_server.domain.pooling import Member, count_alike, lent, pooled_prior
+from kvyield_server.domain.quantised import lighter_share, unknown_weights
 from kvyield_server.domain.regime import newest_regime
 from kvyield_server.domain.request_table import flags_as_set
+from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.superseded import counted_once, measured_once
 from kvyield_server.domain.unusable import (
     NO_PRIOR,
     NUMERICAL_FAILURES,
@@ -109,9 +115,11 @@ class DeploymentFit:
     def predict(self, flags: Flags) -> Prediction:
         """Return pool and free memory at these flags; an estimate is None when nothing tells it."""
         asked = {**self.capacity.flags, **flags}
-        pool, kv_gib = self.capacity.pool(asked), self.capacity.kv_gib(asked)
-        free = self.free_memory.at_ready(asked)
-        warnings = self.summary.warnings
+        share = lighter_share(self.running, self.capacity.base_gib, self.capacity.model.facts, asked)
+        pool, kv_gib, free = self._lighter(asked, share) if share else self._as_heavy(asked)
+        engine = self.capacity.engine.name
+        unknown = (*unknown_weights(self.running, asked, share), *unknown_flags(engine, flags, self.starts))
+        warnings = (*self.summary.warnings, *unknown)
         pool = pool if finite(pool) is not None else None
         if pool is None:
             warnings = (*warnings, not_enough(self.summary))
@@ -123,6 +131,18 @@ class DeploymentFit:
             basis=self.summary.basis,
             warnings=warnings,
         )
+
+    def _as_heavy(self, asked: Flags) -> tuple[StudentT | None, StudentT | None, StudentT | None]:
+        return self.capacity.pool(asked), self.capacity.kv_gib(asked), self.free_memory.at_ready(asked)
+
+    def _lighter(self, asked: Flags, share: float) -> tuple[StudentT | None, StudentT | None, StudentT | None]:
+        """Return pool, KV memory and free memory with weights lighter by a share of the base."""
+        along = self.capacity.along(asked)
+        pool, fraction = Lightened(along, share), along.fraction
+        if fraction is None:
+            return None, None, None
+        free = self.free_memory.along(asked, pool).at_ready(fraction)
+        return pool.pool(fraction), along.kv_gib(min(1.0, fraction + share)), free
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +219,7 @@ def _unusable(group: Group, setting: Setting) -> DeploymentFit:
 
 def _usable_member(group: Group, setting: Setting, transfers: Sequence[Observation]) -> Member:
     prior = physics_prior(setting, group.starts, transfers)
-    found = tuple(classify(start) for start in group.starts)
+    found = counted_once([classify(start) for start in group.starts])
     return Member(group.key, setting, found, prior, fit_capacity(setting, found, prior), keeps_states(setting.model))
 
 
@@ -208,7 +228,8 @@ def _pooled(group: Group, member: Member, members: Sequence[Member]) -> Deployme
     prior = pooled_prior(member.prior, member, others) if others else member.prior
     fit = member.fit if prior == member.prior else fit_capacity(member.setting, member.found, prior)
     if Label.CONFOUNDED not in fit.labels:
-        return _deployment(group, member.setting, fit, prior, _find_drift(member, prior, others))
+        found = _deployment(group, member.setting, fit, prior, _find_drift(member, prior, others))
+        return _with_loan(found, lent(member, others, prior))
     regime = newest_regime(member.setting, member.found, prior)
     if regime is None:
         return _deployment(group, member.setting, fit, prior, None)
@@ -264,6 +285,13 @@ def _setting(group: Group, hardware: Hardware, model: Model) -> Setting:
     return Setting(hardware=hardware, model=model, engine=engine, flags=flags)
 
 
+def _with_loan(fit: DeploymentFit, loan: tuple[int, int]) -> DeploymentFit:
+    if not loan[0]:
+        return fit
+    basis = replace(fit.summary.basis, lent_starts=loan[0], lent_deployments=loan[1])
+    return replace(fit, summary=replace(fit.summary, basis=basis))
+
+
 def _find_drift(member: Member, prior: CapacityPrior, others: Sequence[Member]) -> Drift | None:
     """Return drift of the newest start from its own history, or of a new version's first start from the old one's."""
     if Label.CONFOUNDED in member.fit.labels:
@@ -299,7 +327,7 @@ def _deployment(
         observation_ids=tuple(item.start.id for item in fit.evidence if item.use is Use.POINT),
         verified_prompt_tokens=need.verified_prompt_tokens,
     )
-    free_memory = fit_free_memory(measured, line, setting.model)
+    free_memory = fit_free_memory(measured_once(measured), line, setting.model)
     labels = fit.labels | ({Label.DRIFT} if drift is not None else set())
     summary = FitSummary(
         deployment=deployment_label(group.key),
@@ -310,7 +338,7 @@ def _deployment(
         basis=basis,
         evidence=tuple(item.item() for item in fit.evidence),
         labels=tuple(sorted(labels)),
-        warnings=warnings_of(fit, labels, drift),
+        warnings=(*warnings_of(fit, labels, drift), *layout_cautions(group.starts)),
         last_observed_at=group.newest.observed_at if group.starts else None,
     )
     return DeploymentFit(

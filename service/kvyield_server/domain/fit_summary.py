@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import floor
 
 from kvyield_server.domain.answers import BasisKind, Caution, Estimate, FitSummary
@@ -12,6 +12,8 @@ from kvyield_server.domain.capacity_prior import CapacityPrior
 from kvyield_server.domain.drift import Drift
 from kvyield_server.domain.evidence import Label
 from kvyield_server.domain.free_memory import FreeMemoryLine
+from kvyield_server.domain.observation import Observation
+from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LARGEST_FIGURE
 from kvyield_server.domain.student import StudentT
 
@@ -83,6 +85,18 @@ def warnings_of(fit: CapacityFit, labels: frozenset[Label], drift: Drift | None)
     if Label.NEIGHBOUR in labels:
         found.append(NEIGHBOUR)
     return tuple(found)
+
+
+def layout_cautions(starts: Sequence[Observation]) -> tuple[Caution, ...]:
+    """Warn of a start that spreads over more GPUs than its hardware has."""
+    for start in reversed(starts):
+        layout, gpus = parallel_layout(start.flags, start.hardware.gpu_count), start.hardware.gpu_count
+        wanted = layout.tensor * layout.pipeline * layout.data
+        if wanted > gpus and not layout.data_attention:
+            sizes = f"tensor {layout.tensor}, pipeline {layout.pipeline}, data {layout.data}"
+            detail = f"A start's layout ({sizes}) takes {wanted} GPUs and its hardware has {gpus}: is the count right?"
+            return (Caution(code="layout_exceeds_hardware", detail=detail),)
+    return ()
 
 
 def not_enough(summary: FitSummary) -> Caution:

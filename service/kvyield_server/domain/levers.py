@@ -10,11 +10,11 @@ from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import context_needed
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.headroom import LogNormal
-from kvyield_server.domain.model_facts import flat_facts
 from kvyield_server.domain.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.quantised import spared_share
 from kvyield_server.domain.request_table import FEWEST_REQUESTS, SPECULATIVE_REQUESTS
-from kvyield_server.domain.scalars import as_word, first_given, is_on
+from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.shorter_target import shorter_target
 from kvyield_server.domain.solution import Solution, solve
 from kvyield_server.domain.token_cost import kv_element_bytes, speculation
@@ -201,15 +201,6 @@ def _kv_bytes(case: Case, flags: Flags) -> float:
 
 def _spared_share(case: Case) -> float | None:
     """Return half the weights as a share of the base, where they are known to be 16-bit."""
-    running, base = case.fit.running, case.fit.capacity.base_gib
-    facts = flat_facts(case.fit.capacity.model.facts)
-    is_wide = as_word(first_given(facts, "torch_dtype", "dtype")) in ("bfloat16", "float16")
-    if running is None or base is None or not is_wide or case.fraction_flag in case.held:
+    if case.fraction_flag in case.held or "quantization" in case.held:
         return None
-    if facts.get("quantization_config") or is_on(running.flags.get("quantization")) or "quantization" in case.held:
-        return None
-    weights = running.measurements.weights_gib
-    before, after = running.measurements.free_before_load_gib, running.measurements.free_after_load_gib
-    if weights is None and before is not None and after is not None:
-        weights = before - after
-    return 0.5 * weights / base.loc if weights is not None and weights > 0.0 else None
+    return spared_share(case.fit.running, case.fit.capacity.base_gib, case.fit.capacity.model.facts)

@@ -92,6 +92,7 @@ class Engine:
 class Measurements:
     """What the engine logged. All memory figures are GiB and the minimum over ranks, except where the field says more.
 
+    ``weights_gib`` and ``graph_gib``, which are taken and not left, are the largest over ranks.
     ``free_before_load_gib`` is T and ``free_after_load_gib`` is A of the yield model. ``pool_tokens`` is per
     data-parallel rank. ``free_at_pool_end_gib`` was read before graphs were captured: an upper bound of free at ready.
     """

@@ -14,7 +14,7 @@ from kvyield_server.domain.capacity_change import SHIFT_SD_GIB, UNKNOWN_SHIFT_SD
 from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
 from kvyield_server.domain.deployment import Key, differing_fields
-from kvyield_server.domain.evidence import Evidence
+from kvyield_server.domain.evidence import Evidence, Use
 from kvyield_server.domain.regression import Anchor, SlopePrior
 from kvyield_server.domain.token_cost import counts_alike, token_cost
 
@@ -53,13 +53,24 @@ def pooled_prior(own: CapacityPrior, member: Member, others: Sequence[Member]) -
 
 def _slopes(member: Member, others: Sequence[Member]) -> Iterable[SlopePrior]:
     """Return the slopes that relatives' own evidence gives, in this deployment's tokens."""
-    for other in others:
-        ratio = _price_ratio(member, other)
-        slope = other.fit.line.slope
-        if ratio is None or slope is None or slope.loc <= 0.0 or not other.fit.line.counts_tokens:
-            continue
-        mean = slope.loc * ratio.value
-        yield SlopePrior(mean, mean * hypot(slope.scale / slope.loc, ratio.relative_sd))
+    return (slope for other in others if (slope := _lent_slope(member, other)) is not None)
+
+
+def _lent_slope(member: Member, other: Member) -> SlopePrior | None:
+    ratio, slope = _price_ratio(member, other), other.fit.line.slope
+    if ratio is None or slope is None or slope.loc <= 0.0 or not other.fit.line.counts_tokens:
+        return None
+    mean = slope.loc * ratio.value
+    return SlopePrior(mean, mean * hypot(slope.scale / slope.loc, ratio.relative_sd))
+
+
+def lent(member: Member, others: Sequence[Member], prior: CapacityPrior) -> tuple[int, int]:
+    """Return how many starts of how many other deployments lend a pooled prior its slope; the narrowest one lends."""
+    if prior.slope_tokens is None or prior.slope_tokens == member.prior.slope_tokens:
+        return 0, 0
+    lenders = [other for other in others if _lent_slope(member, other) == prior.slope_tokens]
+    points = [sum(item.use is Use.POINT for item in other.fit.evidence) for other in lenders]
+    return sum(points), sum(count > 0 for count in points)
 
 
 def _price_ratio(member: Member, other: Member) -> Ratio | None:

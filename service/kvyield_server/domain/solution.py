@@ -8,7 +8,7 @@ from kvyield_server.domain.case import Case, Trial
 from kvyield_server.domain.demand import context_needed, lowered_context, pool_needed
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.memory_failures import highest_survivable_step
-from kvyield_server.domain.observation import EngineName, Flags, Observation, Scalar
+from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Scalar
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.window import (
     HIGHEST_STEP,
@@ -89,6 +89,31 @@ def highest_step(case: Case, solution: Solution) -> int | None:
 
     last = last_step(margin, solution.lowest)
     return None if last is None else min(last, solution.cap)
+
+
+def running_chance(case: Case) -> float | None:
+    """Return the probability that the running flags hold the target, where both parts reach the confidence; else None.
+
+    They must serve now, admit the request and as many at once, lie below every death, and be what the question holds.
+    """
+    running, flags = case.fit.running, dict(case.running)
+    fraction, names = number(flags, case.fraction_flag), NAMES[case.engine]
+    if running is None or running.outcome is not Outcome.READY or fraction is None or not 0.0 < fraction < 1.0:
+        return None
+    requests = positive(flags, names.requests)
+    is_admitted = (case.running_context or 0) >= context_needed(case.engine, case.question)
+    is_asked = all(key in flags and flags[key] == value for key, value in case.held.items())
+    is_wide = requests is None or requests >= case.question.concurrent
+    cap, _ = highest_survivable_step(case.engine, flags, case.deaths)
+    if not (is_admitted and is_asked and is_wide) or fraction * 1000.0 > cap + 0.5:
+        return None
+    trial, target = case.under(flags), case.question.target_tokens
+    pool, free = trial.pool.pool(fraction), trial.free.at_ready(fraction)
+    if pool is None or free is None:
+        return None
+    needed = pool_needed(case.engine, case.question, trial.ranks, case.fit.capacity.page_tokens)
+    holds, survives = 1.0 - pool.cdf(needed), memory_probability(free, case.need(trial, target))
+    return holds * survives if min(holds, survives) >= case.question.confidence else None
 
 
 def _solve(case: Case, trial: Trial, hint: int | None = None) -> Solution | None:

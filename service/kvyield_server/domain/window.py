@@ -160,6 +160,14 @@ def fraction_of(step: float) -> float:
     return step / GRID
 
 
+def stated(probability: float, digits: int) -> str:
+    """Return a probability in words; one that is not certain is never rounded to certainty."""
+    least = 10.0**-digits
+    if probability > 1.0 - 0.5 * least:
+        return f"over {1.0 - least:.{digits}f}"
+    return f"under {least:.{digits}f}" if probability < 0.5 * least else f"{probability:.{digits}f}"
+
+
 def step_below(fraction: float) -> int:
     """Return the largest step whose fraction is below ``fraction``."""
     return ceil(fraction * GRID - 1e-6) - 1

@@ -1,0 +1,164 @@
+"""What an answer says beside its figures: loans, repeats, layouts, unknown flags, and restarts that are not needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain, worked
+from domain.straight_line import KIMI, kimi_flags, start
+from kvyield_server.domain.advice import recommend
+from kvyield_server.domain.answers import Advice, Prediction, Question
+from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.observation import EngineName, Failure, Model, Observation, Outcome, Phase
+from kvyield_server.domain.window import stated
+
+
+def detail(answer: Advice | Prediction, code: str) -> str:
+    return next(warning.detail for warning in answer.warnings if warning.code == code)
+
+
+def kimi(number: int, fraction: float, **more: int | str | None) -> Observation:
+    pool = round(1_303_889 * (fraction - 0.77244))
+    free = 4.2 - 89.0 * (fraction - 0.94)
+    return start(number, kimi_flags(fraction, 8, **more), pool_tokens=pool, free_at_ready_gib=free)
+
+
+def only(*starts: Observation) -> DeploymentFit:
+    (fit,) = fit_pair(PairEvidence(starts)).deployments
+    return fit
+
+
+def test_running_flags_that_hold_the_target_are_said() -> None:
+    """Where what runs holds the target within the window, the smallest fraction stays the answer and it is said."""
+    advice = recommend(
+        plain(EngineName.SGLANG, {**SGLANG_FLAGS, "mem_fraction_static": 0.8}), Question(target_tokens=90_000)
+    )
+    said = detail(advice, "running_flags_hold_target")
+    assert said.startswith("What runs now (0.8) already holds this target with probability ")
+    assert said.endswith("no restart is needed; the smaller fraction leaves more memory free.")
+    assert advice.changes
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question(target_tokens=140_000),
+        Question(target_tokens=90_000, concurrent=33),
+        Question(target_tokens=90_000, flags={"chunked_prefill_size": 4096}),
+        Question(target_tokens=90_000, prompt_need_gib=100.0),
+    ],
+)
+def test_running_flags_that_do_not_are_not(question: Question) -> None:
+    """A context too short, too few requests, another held flag or too little memory: the restart is needed."""
+    fit = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "mem_fraction_static": 0.8})
+    assert "running_flags_hold_target" not in codes(recommend(fit, question))
+
+
+def wide(**more: str | None) -> DeploymentFit:
+    model = Model(name="plain", facts={**PLAIN.facts, "torch_dtype": "bfloat16", "num_hidden_layers": 32})
+    each = start(
+        1,
+        {**kimi_flags(0.8, 8, speculative_algorithm=None), **more},
+        pool_tokens=3_611_000,
+        free_at_ready_gib=15.0,
+        model=model,
+    )
+    return only(replace(each, measurements=replace(each.measurements, weights_gib=20.0, free_before_load_gib=94.0)))
+
+
+def test_a_prediction_counts_lighter_weights_as_the_lever_does() -> None:
+    """Eight-bit weights where 16-bit ones run leave half of them to the pool, with doubt; free memory stays."""
+    fit = wide()
+    here, there = fit.predict({}), fit.predict({"quantization": "fp8"})
+    assert here.pool_tokens is not None
+    assert there.pool_tokens is not None
+    cost = fit.capacity.bytes_per_token
+    assert cost is not None
+    gained = (there.pool_tokens.median - here.pool_tokens.median) * cost.loc / 2**30
+    assert gained == pytest.approx(10.0, abs=0.5)
+    width, before = (x.pool_tokens.high - x.pool_tokens.low for x in (there, here) if x.pool_tokens)
+    assert width > before
+    assert there.free_at_ready_gib is not None
+    assert here.free_at_ready_gib is not None
+    assert there.free_at_ready_gib.median == pytest.approx(here.free_at_ready_gib.median, abs=1.0)
+
+
+def test_a_quantisation_whose_weight_nothing_tells_is_named() -> None:
+    """Where weights are not known, the flag is named as an unknown change; where it is the running one, it is not."""
+    assert "quantization awq" in detail(wide().predict({"quantization": "awq"}), "unknown_change")
+    same = wide(quantization="fp8").predict({"quantization": "fp8"})
+    assert "unknown_change" not in {warning.code for warning in same.warnings}
+    asked = recommend(worked(), Question(target_tokens=200_000, flags={"quantization": "awq"}))
+    assert "quantization awq" in detail(asked, "unknown_change")
+
+
+def test_a_flag_that_nothing_is_known_of_is_named() -> None:
+    """A misspelt flag is named in predictions and advice; a known one, or one that a start has, is not."""
+    fit = only(kimi(1, 0.9, enable_metrics="yes"), kimi(2, 0.92, enable_metrics="yes"))
+    odd = fit.predict({"max_runing_requests": 8, "mem_fraction_static": 0.9})
+    assert "max_runing_requests" in detail(odd, "unknown_flag")
+    known = fit.predict({"enable_metrics": "no", "max_running_requests": 4, "cuda_graph_max_bs": 8})
+    assert "unknown_flag" not in {warning.code for warning in known.warnings}
+    asked = recommend(fit, Question(target_tokens=150_000, flags={"kv_dtpye": "fp8"}))
+    assert "kv_dtpye" in detail(asked, "unknown_flag")
+
+
+def test_what_other_deployments_lend_is_said() -> None:
+    """A deployment of one start beside another with three says how many starts of how many lend it their slope."""
+    model = Model(name="m")
+    others = [replace(kimi(n, f, attention_backend="fa3"), model=model) for n, f in ((1, 0.85), (2, 0.9), (3, 0.94))]
+    own = replace(kimi(9, 0.9, attention_backend="flashinfer"), model=model)
+    fit = fit_pair(PairEvidence((*others, own))).deployments[0]
+    basis = fit.summary.basis
+    assert (basis.lent_starts, basis.lent_deployments) == (3, 1)
+    said = recommend(fit, Question(target_tokens=150_000)).explanation
+    assert "3 starts of 1 other deployment of this pair lend the slope." in said
+    assert only(replace(kimi(1, 0.9), model=KIMI)).summary.basis.lent_starts == 0
+
+
+def test_a_start_reported_again_when_it_died_counts_once() -> None:
+    """The ready row of a start that was posted again as out of memory is set aside, without a label."""
+    ready = replace(kimi(1, 0.94), host="a")
+    failure = Failure(phase=Phase.SERVING, prompt_tokens=150_000)
+    again = replace(
+        kimi(2, 0.94), host="a", observed_at=ready.observed_at, outcome=Outcome.OOM_RUNTIME, failure=failure
+    )
+    fit = only(kimi(3, 0.9), ready, again)
+    uses = {item.observation_id: (item.use, item.reason) for item in fit.summary.evidence}
+    assert uses[ready.id] == ("set_aside", "the same start, reported again later")
+    assert uses[again.id][0] == "point"
+    assert fit.summary.labels == ("oom_runtime",)
+    for other in (replace(again, host="b"), replace(again, host=None), kimi(2, 0.94)):
+        assert {item.use for item in only(kimi(3, 0.9), ready, other).summary.evidence} == {"point"}
+
+
+def test_a_layout_beyond_the_hardware_is_said() -> None:
+    """A start over more GPUs than its hardware has warns; with data-parallel attention ranks share them."""
+    beyond = only(kimi(1, 0.9, dp_size=2))
+    assert "layout_exceeds_hardware" in {warning.code for warning in beyond.summary.warnings}
+    shared = only(kimi(1, 0.9, dp_size=2, enable_dp_attention=1))
+    assert "layout_exceeds_hardware" not in {warning.code for warning in shared.summary.warnings}
+
+
+@pytest.mark.parametrize(
+    ("probability", "digits", "words"),
+    [
+        (1.0, 3, "over 0.999"),
+        (0.99951, 3, "over 0.999"),
+        (0.9994, 3, "0.999"),
+        (0.5, 2, "0.50"),
+        (0.0, 2, "under 0.01"),
+    ],
+)
+def test_no_probability_is_stated_as_certainty(probability: float, digits: int, words: str) -> None:
+    """What rounds to one is "over", what rounds to nothing is "under"."""
+    assert stated(probability, digits) == words
+
+
+def test_the_explanation_states_no_certainty() -> None:
+    """An explanation never says "probability 1.000"."""
+    said = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=4_000)).explanation
+    assert "probability 1.0" not in said
+    assert "over 0.999" in said
