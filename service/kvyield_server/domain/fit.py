@@ -9,6 +9,7 @@ from uuid import UUID
 
 from kvyield_server.domain.answers import (
     Basis,
+    Caution,
     FitSummary,
     Prediction,
 )
@@ -192,7 +193,7 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
     with strict_arithmetic():
         members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
         fits = [_fitted(group, member, members) for group, member in zip(groups, members, strict=True)]
-    deaths = [sibling_deaths(group, groups) for group in groups]
+    deaths = sibling_deaths(groups)
     return PairFit(tuple(replace(fit, neighbours=own) for fit, own in zip(fits, deaths, strict=True)))
 
 
@@ -285,6 +286,10 @@ def _setting(group: Group, hardware: Hardware, model: Model) -> Setting:
     return Setting(hardware=hardware, model=model, engine=engine, flags=flags)
 
 
+def _layout(group: Group, setting: Setting) -> tuple[Caution, ...]:
+    return layout_cautions(group.key, setting.hardware.gpu_count) if group.starts else ()
+
+
 def _with_loan(fit: DeploymentFit, loan: tuple[int, int]) -> DeploymentFit:
     if not loan[0]:
         return fit
@@ -338,7 +343,7 @@ def _deployment(
         basis=basis,
         evidence=tuple(item.item() for item in fit.evidence),
         labels=tuple(sorted(labels)),
-        warnings=(*warnings_of(fit, labels, drift), *layout_cautions(group.starts)),
+        warnings=(*warnings_of(fit, labels, drift), *_layout(group, setting)),
         last_observed_at=group.newest.observed_at if group.starts else None,
     )
     return DeploymentFit(

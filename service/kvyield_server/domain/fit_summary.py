@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import floor
 
 from kvyield_server.domain.answers import BasisKind, Caution, Estimate, FitSummary
 from kvyield_server.domain.capacity import CapacityLine
 from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.capacity_prior import CapacityPrior
+from kvyield_server.domain.deployment import Key
 from kvyield_server.domain.drift import Drift
 from kvyield_server.domain.evidence import Label
 from kvyield_server.domain.free_memory import FreeMemoryLine
-from kvyield_server.domain.observation import Observation
-from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LARGEST_FIGURE
+from kvyield_server.domain.scalars import as_count
 from kvyield_server.domain.student import StudentT
 
 UNIFIED = Caution(
@@ -87,16 +87,15 @@ def warnings_of(fit: CapacityFit, labels: frozenset[Label], drift: Drift | None)
     return tuple(found)
 
 
-def layout_cautions(starts: Sequence[Observation]) -> tuple[Caution, ...]:
-    """Warn of a start that spreads over more GPUs than its hardware has."""
-    for start in reversed(starts):
-        layout, gpus = parallel_layout(start.flags, start.hardware.gpu_count), start.hardware.gpu_count
-        wanted = layout.tensor * layout.pipeline * layout.data
-        if wanted > gpus and not layout.data_attention:
-            sizes = f"tensor {layout.tensor}, pipeline {layout.pipeline}, data {layout.data}"
-            detail = f"A start's layout ({sizes}) takes {wanted} GPUs and its hardware has {gpus}: is the count right?"
-            return (Caution(code="layout_exceeds_hardware", detail=detail),)
-    return ()
+def layout_cautions(key: Key, gpu_count: int) -> tuple[Caution, ...]:
+    """Warn of a deployment that spreads over more GPUs than its hardware has."""
+    tensor, pipeline, data = (as_count(key.get(field)) or 1 for field in ("tp", "pp", "dp"))
+    wanted = tensor * pipeline * data
+    if wanted <= gpu_count or key.get("dp_attention", "off") != "off":
+        return ()
+    sizes = f"tensor {tensor}, pipeline {pipeline}, data {data}"
+    detail = f"The layout ({sizes}) takes {wanted} GPUs and the hardware has {gpu_count}: is the count right?"
+    return (Caution(code="layout_exceeds_hardware", detail=detail),)
 
 
 def not_enough(summary: FitSummary) -> Caution:

@@ -25,8 +25,8 @@ def known_flags(engine: EngineName) -> frozenset[str]:
 
 def unknown_flags(engine: EngineName, asked: Flags, starts: Sequence[Observation]) -> Iterator[Caution]:
     """Warn of asked flags that neither kvyield nor any start of the deployment knows."""
-    seen = known_flags(engine).union(*(start.flags for start in starts))
-    unknown = sorted(name for name in asked if name not in seen)
+    odd = sorted(name for name in asked if name not in known_flags(engine))
+    unknown = [name for name in odd if not any(name in start.flags for start in starts)]
     if unknown:
         engine_word = deployment_label({"engine": engine.value})
         listed = ", ".join(unknown)

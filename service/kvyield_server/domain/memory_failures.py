@@ -17,6 +17,8 @@ from kvyield_server.domain.window import HIGHEST_STEP, step_below
 
 _OTHER_MEMORY = frozenset({"engine", "tp", "pp", "dp", "dp_attention", "dcp", "kv_dtype"})
 
+_DIED = frozenset({Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME})
+
 
 @dataclass(frozen=True, slots=True)
 class SiblingDeath:
@@ -26,17 +28,18 @@ class SiblingDeath:
     differing: frozenset[str]
 
 
-def sibling_deaths(group: Group, groups: Sequence[Group]) -> tuple[SiblingDeath, ...]:
-    """Return the starts out of memory of other deployments with the same engine, parallel layout and KV dtype."""
-    return tuple(_sibling_deaths(group, [other for other in groups if other is not group]))
+def sibling_deaths(groups: Sequence[Group]) -> tuple[tuple[SiblingDeath, ...], ...]:
+    """Return, of each group, the starts out of memory of others with its engine, parallel layout and KV dtype."""
+    died = [(group, [start for start in group.starts if start.outcome in _DIED]) for group in groups]
+    deadly = [(group, starts) for group, starts in died if starts]
+    return tuple(tuple(_of_siblings(group, deadly)) for group in groups)
 
 
-def _sibling_deaths(group: Group, others: Sequence[Group]) -> Iterator[SiblingDeath]:
-    for other in others:
-        deaths = [start for start in other.starts if start.outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME)]
-        differing = differing_fields(group.key, other.key) if deaths else frozenset()
-        if not differing & _OTHER_MEMORY:
-            yield from (SiblingDeath(start, differing) for start in deaths)
+def _of_siblings(group: Group, deadly: Sequence[tuple[Group, Sequence[Observation]]]) -> Iterator[SiblingDeath]:
+    for other, starts in deadly:
+        differing = differing_fields(group.key, other.key)
+        if other is not group and not differing & _OTHER_MEMORY:
+            yield from (SiblingDeath(start, differing) for start in starts)
 
 
 def binds(death: SiblingDeath, version: str | None, starts: Sequence[Observation]) -> bool:
