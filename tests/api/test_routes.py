@@ -25,6 +25,7 @@ ASKERS, POSTERS, MANAGERS = {Role.READ, Role.ADMIN}, {Role.INGEST, Role.ADMIN}, 
 
 MAY: dict[Route, set[Any]] = {
     ("GET", "/"): EVERYBODY,
+    ("HEAD", "/"): EVERYBODY,
     ("GET", "/audit"): MANAGERS,
     ("GET", "/calibration"): ASKERS,
     ("GET", "/export/observations.csv"): MANAGERS,

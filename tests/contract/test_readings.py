@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -67,6 +68,7 @@ starts = st.builds(
 )
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # long texts are the point
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(starts)
 def test_odd_readings_are_cut_to_what_the_service_takes(start: Start) -> None:
@@ -76,3 +78,22 @@ def test_odd_readings_are_cut_to_what_the_service_takes(start: Start) -> None:
     except IncompleteError:
         return
     assert taken(found) == []
+
+
+@pytest.mark.parametrize("hours", [-48, 1, 48, 24 * 365 * 40])
+def test_a_clock_that_is_ahead_is_not_sent(hours: int) -> None:
+    """A log whose times lie more than a day ahead gives no time, and its start is taken; its own day is kept."""
+    moment = datetime.now(UTC) + timedelta(hours=hours)
+    start = Start(
+        engine="sglang",
+        outcome="ready",
+        flags=dict(FRACTION),
+        measurements=dict(READY),
+        failure={},
+        facts={},
+        observed_at=moment,
+        excerpt=[],
+    )
+    found = assemble(start, Extras(options=OPTIONS)).observation()
+    assert taken(found) == []
+    assert (found.observed_at is None) == (hours > 24)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from datetime import datetime, timedelta, timezone
 
 from kvyield import _wire
 from kvyield._secrets import looks_secret, redacted
@@ -16,6 +17,9 @@ LONGEST_NAME = 200
 LONGEST_MODEL_NAME = 500
 MOST_FLAGS = 500
 _LARGEST = {"gib": 1e6, "tokens": 1e12, "seconds": 1e7, "fraction": 1.0, "count": 65_536}
+_LEAST = {"gib": 1e-6, "tokens": 1, "seconds": 1e-6, "fraction": 1e-3, "count": 1}
+_LEAST_MEMORY, _LARGEST_MEMORY = 0.1, 1e5
+_MEMORY = frozenset({"memory_gib", "device_memory_gib", "gpu_memory_gib"})
 _SIGNED = frozenset({"available_kv_cache_gib"})
 _NOT_ZERO = frozenset(
     {"pool_tokens", "kv_cache_gib", "device_memory_gib", "memory_gib", "prompt_tokens", "minimum_fraction", "gpu_count"}
@@ -27,9 +31,20 @@ def is_possible(name: str, value: object) -> bool:
     """Whether a figure is one that its name can have: a finite number, not negative, below what any host has."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
-    largest = _LARGEST[name.rpartition("_")[2]]
-    smallest = -largest if name in _SIGNED else 0.0
-    return smallest <= value <= largest and not (value == 0 and name in _NOT_ZERO)
+    unit = name.rpartition("_")[2]
+    largest = _LARGEST_MEMORY if name in _MEMORY else _LARGEST[unit]
+    least = _LEAST_MEMORY if name in _MEMORY else _LEAST[unit]
+    if value == 0:
+        return name not in _NOT_ZERO
+    return least <= (abs(value) if name in _SIGNED else value) <= largest
+
+
+def is_start_time(moment: datetime) -> bool:
+    """Whether an engine can have started then: in this century, and not more than a day ahead of this host's clock."""
+    if not 2000 <= moment.year < 2200:
+        return False
+    aware = moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)
+    return aware < datetime.now(timezone.utc) + timedelta(hours=23)
 
 
 def is_flag(name: str, value: _wire.Scalar) -> bool:

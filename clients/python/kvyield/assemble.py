@@ -16,7 +16,16 @@ from uuid import UUID
 import msgspec
 
 from kvyield import _wire
-from kvyield._bounds import LONGEST_MESSAGE, MOST_FLAGS, clean, excerpt_of, is_flag, is_possible, name_within
+from kvyield._bounds import (
+    LONGEST_MESSAGE,
+    MOST_FLAGS,
+    clean,
+    excerpt_of,
+    is_flag,
+    is_possible,
+    is_start_time,
+    name_within,
+)
 from kvyield._errors import IncompleteError
 from kvyield._ids import start_id
 from kvyield._names import model_name, same_name, same_size
@@ -124,7 +133,7 @@ class _Assembly:
 
     def observed_at(self) -> Any:
         moment = self.start.observed_at
-        if moment is None or not 2000 <= moment.year < 2200:
+        if moment is None or not is_start_time(moment):
             return None
         self.sources["observed_at"] = "the log's times" if moment.tzinfo else "the log's times, taken as UTC"
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)

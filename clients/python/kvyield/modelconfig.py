@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import stat
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from kvyield._secrets import redacted
 
 LONGEST_FILE_BYTES = 4 * 2**20
 LONGEST_TEXT = 200
+LARGEST_NUMBER = 10**15
 LONGEST_LIST = 2000
 _INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 _KNOWN_WORDS = """
@@ -108,8 +108,6 @@ def _is_kept(value: object) -> bool:
 
 
 def _is_scalar(value: object) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
     if isinstance(value, str):
         return len(value) <= LONGEST_TEXT and redacted(value) == value
-    return value is None or (isinstance(value, int) and abs(value) < 2**63)
+    return value is None or (isinstance(value, int | float) and abs(value) <= LARGEST_NUMBER)
