@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from _samples_client import LOG
 from _stand_in_service import StandIn
-from kvyield.cli import main
+from kvyield.cli import COMMANDS, _run, main
 from kvyield.cli._tables import percent
 
 APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
@@ -167,3 +167,13 @@ def test_the_only_pair_that_fits_is_meant(online: StandIn) -> None:
     assert missed.exit_code == 1
     assert "no pair that fits; it holds" in missed.stderr
     assert "8 x NVIDIA RTX PRO 6000" in missed.stderr
+
+
+def test_every_command_and_exit_code_is_in_the_readme() -> None:
+    """The client's README lists each command, and each code that a command can end with."""
+    readme = (Path(__file__).parents[2] / "clients" / "python" / "README.md").read_text()
+    for name in COMMANDS:
+        assert f"| `{name}" in readme, name
+    for code in (_run.DONE, _run.FAILED, _run.USAGE, _run.REFUSED, _run.UNREACHABLE, _run.BELOW, _run.INTERNAL):
+        assert f"\n| {code} | " in readme
+    assert "KVYIELD_SERVER_KEY" in run("observe", "--help").stdout

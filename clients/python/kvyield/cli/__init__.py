@@ -30,7 +30,8 @@ Exit codes: 0 done, also when the service is away and the observation waits in t
 be had and the command needs its answer; 5 the advice is below what --require asked for; 70 a fault of
 kvyield; 130 interrupted.
 
-Settings: options, then KVYIELD_URL and KVYIELD_TOKEN, then ~/.config/kvyield/config.toml.
+Settings: options, then KVYIELD_URL, KVYIELD_TOKEN, KVYIELD_SPOOL and KVYIELD_SERVER_KEY (the engine's API key), then
+~/.config/kvyield/config.toml.
 """
 
 

@@ -79,7 +79,7 @@ def _width() -> int:
 
 
 def _fit(columns: list[_Column], width: int) -> list[str]:
-    """Leaves columns out, then gives each its width: all get the least, what is left goes from left to right."""
+    """Leaves columns out, then gives each its width: first the least, then all that it needs, the modest ones first."""
     left_out = []
     while _total(one.narrowest for one in columns) > width:
         optional = [one for one in columns if "?" in one.marks]
@@ -87,11 +87,14 @@ def _fit(columns: list[_Column], width: int) -> list[str]:
             break
         columns.remove(optional[-1])
         left_out.append(optional[-1].heading)
-    room = width - _total(one.narrowest for one in columns)
-    for one in columns:
-        more = max(0, min(one.widest - one.narrowest, room))
-        one.width = one.narrowest + more
-        room -= more
+    room = max(0, width - _total(one.narrowest for one in columns))
+    for one in sorted(columns, key=lambda one: one.widest - one.narrowest):
+        need = max(0, one.widest - one.narrowest)
+        one.width = one.narrowest + (need if need <= room else 0)
+        room -= one.width - one.narrowest
+    if columns and room:
+        widest = max(columns, key=lambda one: one.widest - one.width)
+        widest.width += min(room, max(0, widest.widest - widest.width))
     return left_out[::-1]
 
 

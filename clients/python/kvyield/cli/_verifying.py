@@ -33,7 +33,9 @@ def verification_options(function: Function) -> Function:
     """The prompts, and the server that they go to."""
     options = [
         click.option("--server", metavar="URL", required=True, help="The running engine, e.g. http://127.0.0.1:30000."),
-        click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="The engine's API key."),
+        click.option(
+            "--server-key", envvar="KVYIELD_SERVER_KEY", help="The engine's API key.  [default: KVYIELD_SERVER_KEY]"
+        ),
         click.option("--served-model", help="The model to ask, when the server has several."),
         click.option(
             "--prompt-tokens",

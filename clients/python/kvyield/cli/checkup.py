@@ -22,7 +22,7 @@ SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL", "skip": "skip"}
 @click.command()
 @source_options
 @click.option("--server", metavar="URL", help="The running engine.")
-@click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="Its API key.")
+@click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="Its API key.  [default: KVYIELD_SERVER_KEY]")
 @click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @service_options

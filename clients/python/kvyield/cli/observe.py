@@ -35,7 +35,7 @@ ENGINE_SECONDS = 15.0
 @click.command()
 @source_options
 @click.option("--server", metavar="URL", help="The running engine; its endpoints complete what the log says.")
-@click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="The engine's API key.")
+@click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="The engine's API key.  [default: KVYIELD_SERVER_KEY]")
 @click.option("--last", is_flag=True, help="Only the newest start of the log.")
 @click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
 @click.option("--recommendation", metavar="ID", help="The stored recommendation that the newest start follows.")
