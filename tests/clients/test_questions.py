@@ -135,6 +135,12 @@ def test_watch_says_what_it_watches_and_what_is_not_there(tmp_path: Path, monkey
     assert run("watch", "-").stderr == "kvyield: watching standard input\n"
 
 
+def test_what_a_warning_says_is_not_explained_again(online: StandIn) -> None:
+    """An explanation that is a warning's own sentence stands there once."""
+    online.advice["warnings"] = [{"code": "not_enough_evidence", "detail": "because"}]
+    assert run("recommend", "--target-tokens", "200k", *NAMED).stdout.count("because") == 1
+
+
 def test_nothing_is_certain() -> None:
     """What rounds to one hundred percent is shown as nearly so."""
     assert [percent(value) for value in (1.0, 0.99996, 0.9994, 0.0)] == ["> 99.9%", "> 99.9%", "99.9%", "0.0%"]

@@ -34,7 +34,7 @@ def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
     show_warnings(advice.warnings)
     if advice.alternatives:
         table((">tokens", ">GiB", ">probability", "lever", "cost"), [_lever(one) for one in advice.alternatives])
-    if advice.explanation:
+    if advice.explanation and advice.explanation not in (one.detail for one in advice.warnings):
         click.echo(safe(advice.explanation))
 
 
