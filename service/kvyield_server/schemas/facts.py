@@ -12,6 +12,7 @@ FactsIn = dict[str, Any]
 MAX_DEPTH = 6
 MAX_VALUES = 20_000
 MAX_TEXT = 2_000
+MAX_NAME = 200
 MAX_NUMBER = 10**15
 
 
@@ -32,8 +33,9 @@ def fact_faults(facts: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
 
 def _fault(value: Any, depth: int) -> str | None:
     if isinstance(value, dict | list):
-        if isinstance(value, dict) and (secret := next(filter(looks_secret, value), None)):
-            return f"holds {secret[:100]}, which {_UNWELCOME}"
+        for name in value if isinstance(value, dict) else ():
+            if detail := _name_fault(name):
+                return f"holds {name[:100]}, which {detail}"
         items = list(value.values()) if isinstance(value, dict) else value
         if depth == 0 and items:
             return f"is nested more than {MAX_DEPTH} deep."
@@ -46,6 +48,8 @@ def _fault(value: Any, depth: int) -> str | None:
 
 
 def _name_fault(name: str) -> str | None:
+    if len(name) > MAX_NAME:
+        return f"has a name of {len(name)} characters; at most {MAX_NAME} are kept."
     return _UNWELCOME if looks_secret(name) else None
 
 

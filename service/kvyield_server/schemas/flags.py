@@ -99,7 +99,7 @@ _remembered = lru_cache(_MOST_REMEMBERED, typed=True)(_judged)
 
 def _name_fault(name: str) -> str | None:
     if looks_secret(name):
-        return f"{name} is named like a secret; secrets are not kept, leave it out."
+        return f"{name[:120]} is named like a secret; secrets are not kept, leave it out."
     if not _NAME.fullmatch(name):
         return f"{shown(name)} is no flag name: letters, digits, _ . - and at most 120 characters."
     plain = name.replace("-", "_").lower()

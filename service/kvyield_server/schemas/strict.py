@@ -23,6 +23,7 @@ T = TypeVar("T")
 MAX_FAULTS = 50
 MAX_DEPTH = 32
 MAX_SHOWN = 60
+MAX_KEY = 200
 _KEY_END = b'":'
 _SPACED_KEY_END = re.compile(rb'"\s+:')
 _STRING_OR_BRACKET = re.compile(r'"[^"]*"?|[\[\]{}]')
@@ -113,6 +114,8 @@ def parse(body: bytes) -> Any:
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()
         return value
+    except MalformedJsonError:
+        raise
     except UnicodeEncodeError:
         raise MalformedJsonError("The body is not valid JSON: it holds half of a surrogate pair.") from None
     except UnicodeDecodeError as error:
@@ -141,8 +144,8 @@ def first_faults(faults: Iterable[Fault]) -> list[Fault]:
 
 
 def pointer_to(*parts: str | int) -> str:
-    """Return the JSON pointer (RFC 6901) to a nested field."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+    """Return the JSON pointer (RFC 6901) to a nested field; of endless keys only the beginning."""
+    return "".join("/" + str(part)[:MAX_KEY].replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 def shown(value: object, name: str = "") -> str:
@@ -199,7 +202,7 @@ def _text_faults(value: Any, pointer: str) -> Iterator[Fault]:
     """Yield duplicate keys, and what no database column keeps: NUL characters, numbers beyond all floats."""
     if isinstance(value, dict):
         for key in getattr(value, "duplicates", ()):
-            yield Fault(pointer + pointer_to(key), f"The key {key} occurs more than once; give it once.")
+            yield Fault(pointer + pointer_to(key), f"The key {key[:MAX_KEY]} occurs more than once; give it once.")
         for key, item in value.items():
             if "\0" in key:
                 yield Fault(pointer, "A key holds a NUL character.")
@@ -253,7 +256,7 @@ def _struct_faults(value: dict[str, Any], struct: type[msgspec.Struct], pointer:
     fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
     for key in value:
         if key not in fields:
-            yield Fault(pointer + pointer_to(key), f"{key} is not known here; known are {', '.join(fields)}.")
+            yield Fault(pointer + pointer_to(key), f"{key[:MAX_KEY]} is not known here; known are {', '.join(fields)}.")
     for name, field in fields.items():
         if name in value:
             yield from _faults(value[name], field.type, pointer + pointer_to(name), strict)
