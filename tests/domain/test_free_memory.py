@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from math import inf, isfinite
 from statistics import median
 
 import pytest
 
 from domain.measured_memory import ladder, measured_starts
 from domain.straight_line import kimi_flags, start, worked_line, worked_starts
+from kvyield_server.domain.advice import recommend
+from kvyield_server.domain.answers import Question
 from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
 from kvyield_server.domain.free_memory import fit_free_memory
-from kvyield_server.domain.observation import Failure, Measurements, Observation, Outcome, Phase
+from kvyield_server.domain.observation import Failure, Measurements, Model, Observation, Outcome, Phase
 from kvyield_server.domain.student import StudentT
 
 
@@ -146,3 +149,27 @@ def test_unified_memory_is_far_less_sure() -> None:
     assert sure is not None
     assert unsure is not None
     assert unsure.scale > 5 * sure.scale
+
+
+def test_figures_beyond_sense_leave_no_nan() -> None:
+    """Whatever starts with impossible figures leave of the line, free memory is a number or is not told."""
+    served = start(1, {"mem_fraction_static": 0.95}, pool_tokens=100, free_at_ready_gib=1.0)
+    odd = Measurements(pool_tokens=100, free_before_load_gib=5.0, free_after_load_gib=1e300)
+    model = Model(name="m", facts={"num_hidden_layers": 32, "num_attention_heads": 32, "head_dim": 1e200})
+    failed = start(2, {"mem_fraction_static": 1.0}, outcome=Outcome.FAILED)
+    died = start(3, {"mem_fraction_static": 1e300}, outcome=Outcome.OOM_RUNTIME)
+    starts = [replace(each, model=model) for each in (served, replace(failed, measurements=odd), died)]
+    fit = fitted(*starts)
+    for estimate in (
+        fit.predict({"mem_fraction_static": 0.9}).free_at_ready_gib,
+        recommend(fit, Question(target_tokens=1000)).prediction.free_at_ready_gib,
+    ):
+        assert estimate is None or isfinite(estimate.low)
+
+
+def test_a_line_that_is_no_number_is_not_told() -> None:
+    """Where the belief about free memory has no finite spread, nothing is told instead of NaN."""
+    (fit,) = fit_pair(PairEvidence(tuple(worked_starts()))).deployments
+    line = fit.free_memory.along(fit.capacity.flags, fit.capacity.along(fit.capacity.flags))
+    assert line.at_ready(0.9) is not None
+    assert replace(line, unseen_variance=inf).at_ready(0.9) is None

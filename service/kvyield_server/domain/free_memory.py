@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from typing import Protocol
 
 import numpy as np
@@ -133,7 +133,8 @@ class FreeMemoryAlong:
         """Return GiB free on the fullest GPU when the server is ready; None when nothing tells the card's memory."""
         if self.belief is None:
             return None
-        return self.belief.at(self.row(fraction), self.unseen_variance).shifted(self.known_gib(fraction))
+        value = self.belief.at(self.row(fraction), self.unseen_variance).shifted(self.known_gib(fraction))
+        return value if isfinite(value.loc) and isfinite(value.scale) else None
 
     def known_gib(self, fraction: float) -> float:
         """Return the part that is arithmetic: what the fraction leaves of the base, less the request table."""
