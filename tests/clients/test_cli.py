@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -374,6 +375,7 @@ def test_an_interrupt_is_130_and_loses_nothing(tmp_path: Path) -> None:
     with process, (tmp_path / "log").open("wb") as pipe:
         pipe.write(b"a line\n")
         pipe.flush()
+        time.sleep(0.5)  # until it waits for the next line: while Python still imports, it may drop an interrupt
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=20)
     assert process.returncode == 130
