@@ -257,3 +257,20 @@ def test_lmdeploy_refuses_in_its_own_words():
         ["[TM][INFO] [BlockManager] block_size = 64 MB", "RuntimeError: No enough gpu memory for kv cache. Please try."]
     )
     assert said(start) == ("refused", "pool")
+
+
+def test_a_pool_sized_after_capture_is_told_apart() -> None:
+    """The pool that counts is the one sized after capture, and the start says so: it is another line than before."""
+    lines = [
+        b"[2026-05-30 22:00:23] server_args=ServerArgs(model_path='m', mem_fraction_static=0.8, tp_size=1)\n",
+        b"[2026-05-30 22:01:00] KV Cache VA upper bound. dtype: torch.bfloat16, #tokens: 900, "
+        b"K size: 9.00 GB, V size: 9.00 GB\n",
+        b"[2026-05-30 22:02:00] Post-capture KV sizing: KV cache allocated. dtype: torch.bfloat16, #tokens: 700, "
+        b"KV size: 14.00 GB, avail mem=5.00 GB\n",
+        b"[2026-05-30 22:02:01] max_total_num_tokens=700, chunked_prefill_size=8192, max_prefill_tokens=16384, "
+        b"max_running_requests=8, context_len=100, available_gpu_mem=5.00 GB\n",
+        b"[2026-05-30 22:02:02] The server is fired up and ready to roll!\n",
+    ]
+    (start,) = read_starts(lines)
+    assert start.flags["post_capture_kv_sizing"].value is True
+    assert (start.measurements["pool_tokens"].value, start.measurements["kv_cache_gib"].value) == (700, 14.0)

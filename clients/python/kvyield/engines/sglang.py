@@ -120,6 +120,7 @@ class SglangReader(StartReader):
         self.started, self.phase = True, "pool"
         if "Post-capture" in record.text:
             rank.pools.clear()
+            self.flag("post_capture_kv_sizing", True, source(record))
         self.ranks.pool_line(rank, record.text, source(record))
         return True
 
