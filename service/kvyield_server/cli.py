@@ -47,7 +47,7 @@ def main() -> None:
 @click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), help="(KVYIELD_LOG_LEVEL, info)")
 def serve(**given: Any) -> None:
     """Serve the API and the pages until told to stop; what is queued is written first."""
-    from kvyield_server.serving import run  # noqa: PLC0415
+    from kvyield_server.serving import run
 
     run(settings_from(**given))
 
@@ -63,8 +63,8 @@ def show_settings(database: str | None) -> None:
 @main.command()
 def openapi() -> None:
     """Print the OpenAPI document."""
-    from kvyield_server.api.openapi import document  # noqa: PLC0415
-    from kvyield_server.app import HANDLERS  # noqa: PLC0415
+    from kvyield_server.api.openapi import document
+    from kvyield_server.app import HANDLERS
 
     click.echo(json.dumps(document(HANDLERS), indent=2, sort_keys=True))
 
@@ -78,7 +78,7 @@ def db() -> None:
 @DATABASE
 def upgrade(database: str | None) -> None:
     """Bring the schema to what this version needs."""
-    from kvyield_server.storage import migrate  # noqa: PLC0415
+    from kvyield_server.storage import migrate
 
     url = settings_from(database=database).database
     migrate.upgrade(url)
@@ -89,7 +89,7 @@ def upgrade(database: str | None) -> None:
 @DATABASE
 def current(database: str | None) -> None:
     """Print the schema's revision."""
-    from kvyield_server.storage import migrate  # noqa: PLC0415
+    from kvyield_server.storage import migrate
 
     click.echo(migrate.current(settings_from(database=database).database) or "none")
 
@@ -98,7 +98,7 @@ def current(database: str | None) -> None:
 @DATABASE
 def check(database: str | None) -> None:
     """Exit with 1 when the schema is not what this version needs."""
-    from kvyield_server.storage import migrate  # noqa: PLC0415
+    from kvyield_server.storage import migrate
 
     if wrong := migrate.check(settings_from(database=database).database):
         raise click.ClickException(" ".join(wrong))
@@ -110,7 +110,7 @@ def check(database: str | None) -> None:
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 def backup(database: str | None, target: Path) -> None:
     """Copy an embedded database to TARGET while the service runs."""
-    from kvyield_server.usecases.backup import backup as copy  # noqa: PLC0415
+    from kvyield_server.usecases.backup import backup as copy
 
     click.echo(f"{copy(settings_from(database=database).database, target)} bytes in {target}.")
 
@@ -120,7 +120,7 @@ def backup(database: str | None, target: Path) -> None:
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def restore(database: str | None, source: Path) -> None:
     """Make the embedded database from a backup; an existing one is never overwritten."""
-    from kvyield_server.usecases.backup import restore as copy  # noqa: PLC0415
+    from kvyield_server.usecases.backup import restore as copy
 
     click.echo(f"{copy(settings_from(database=database).database, source)} bytes restored.")
 
@@ -137,7 +137,7 @@ def token() -> None:
 @click.option("--expires", default="365d", show_default=True, help="Such as 90d or 12h, a date, or never")
 def create_token(database: str | None, name: str, role: str, expires: str) -> None:
     """Make a token and print it: it is shown this once and kept only as a hash."""
-    from kvyield_server.usecases.tokens import create  # noqa: PLC0415
+    from kvyield_server.usecases.tokens import create
 
     with _storage(settings_from(database=database)) as storage:
         made, text = create(storage, name, role, expires)
@@ -151,7 +151,7 @@ def create_token(database: str | None, name: str, role: str, expires: str) -> No
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line")
 def list_tokens(database: str | None, as_json: bool) -> None:
     """List tokens: names, roles, expiry and last use, never the tokens themselves."""
-    from kvyield_server.usecases.tokens import described  # noqa: PLC0415
+    from kvyield_server.usecases.tokens import described
 
     with _storage(settings_from(database=database)) as storage:
         rows = described(storage)
@@ -164,7 +164,7 @@ def list_tokens(database: str | None, as_json: bool) -> None:
 @click.argument("which")
 def revoke_token(database: str | None, which: str) -> None:
     """Revoke a token by its id, or by its name when only one has it."""
-    from kvyield_server.usecases.tokens import revoke  # noqa: PLC0415
+    from kvyield_server.usecases.tokens import revoke
 
     with _storage(settings_from(database=database)) as storage:
         revoked = revoke(storage, which)
@@ -177,9 +177,9 @@ def revoke_token(database: str | None, which: str) -> None:
 @click.option("--pair", "pair_id", type=click.UUID, help="One pair only")
 def export(database: str | None, form: str, pair_id: UUID | None) -> None:
     """Write the ledger to standard output, newest first."""
-    from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson  # noqa: PLC0415
-    from kvyield_server.usecases.export import export as pages  # noqa: PLC0415
-    from kvyield_server.usecases.ports import ObservationFilter  # noqa: PLC0415
+    from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson
+    from kvyield_server.usecases.export import export as pages
+    from kvyield_server.usecases.ports import ObservationFilter
 
     encode = csv_lines if form == "csv" else ndjson
     with _storage(settings_from(database=database)) as storage:
@@ -196,10 +196,10 @@ def export(database: str | None, form: str, pair_id: UUID | None) -> None:
 )
 def retire(database: str | None, older_than: int, target: Path) -> None:
     """Remove old starts that are retracted, or that no fit reads any more, after writing them to a file."""
-    from datetime import UTC, datetime, timedelta  # noqa: PLC0415
+    from datetime import UTC, datetime, timedelta
 
-    from kvyield_server.schemas.exports import ndjson  # noqa: PLC0415
-    from kvyield_server.usecases.retention import retire as run  # noqa: PLC0415
+    from kvyield_server.schemas.exports import ndjson
+    from kvyield_server.usecases.retention import retire as run
 
     now = datetime.now(UTC)
     with _storage(settings_from(database=database)) as storage:
@@ -211,7 +211,7 @@ def retire(database: str | None, older_than: int, target: Path) -> None:
 @DATABASE
 def refit(database: str | None) -> None:
     """Fit all pairs anew and keep the fits; one line a deployment."""
-    from kvyield_server.usecases.refit import refit as fits  # noqa: PLC0415
+    from kvyield_server.usecases.refit import refit as fits
 
     with _storage(settings_from(database=database)) as storage:
         for line in fits(storage):
@@ -220,7 +220,7 @@ def refit(database: str | None) -> None:
 
 @contextmanager
 def _storage(settings: Settings) -> Iterator[Any]:
-    from kvyield_server.storage.engine import open_storage  # noqa: PLC0415
+    from kvyield_server.storage.engine import open_storage
 
     storage = open_storage(settings.database)
     try:

@@ -234,7 +234,7 @@ def test_unfinished_starts_are_never_posted() -> None:
 @pytest.mark.parametrize(
     ("told", "name"),
     [
-        ("/root/.cache/huggingface/hub/models--moonshotai--Kimi-K2.6/snapshots/0a1b2c", "moonshotai/Kimi-K2.6"),
+        ("/models/cache/hub/models--moonshotai--Kimi-K2.6/snapshots/0a1b2c", "moonshotai/Kimi-K2.6"),
         ("/data/models/Kimi-K2.6/", "Kimi-K2.6"),
         ("./Kimi-K2.6", "Kimi-K2.6"),
         ("moonshotai/Kimi-K2.6", "moonshotai/Kimi-K2.6"),

@@ -37,8 +37,8 @@ def check_settings(settings: Settings) -> Iterator[Check]:
 
 def check_service(settings: Settings) -> Iterator[Check]:
     """Whether the service answers, can work, and takes the token."""
-    from kvyield._client import Client  # noqa: PLC0415
-    from kvyield._transfer import Limits  # noqa: PLC0415
+    from kvyield._client import Client
+    from kvyield._transfer import Limits
 
     try:
         with Client(settings.url, settings.token, limits=Limits(total_seconds=10.0, retries=0)) as client:
@@ -75,7 +75,7 @@ def _tried(name: str, finding: str, call: Callable[[], object], advice: str) -> 
 
 def check_spool(settings: Settings) -> Iterator[Check]:
     """What waits, what was refused, and whether the folder can be written."""
-    from kvyield.spool import Spool  # noqa: PLC0415
+    from kvyield.spool import Spool
 
     spool = Spool(settings.spool)
     try:
@@ -95,7 +95,7 @@ def check_spool(settings: Settings) -> Iterator[Check]:
 
 def check_card() -> Iterator[Check]:
     """Whether this host's cards can be read."""
-    from kvyield.gpu import GpuError, cards  # noqa: PLC0415
+    from kvyield.gpu import GpuError, cards
 
     try:
         found = cards()

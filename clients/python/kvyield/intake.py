@@ -65,7 +65,7 @@ def read_file(path: Path, extras: Extras, engine: str | None, most_bytes: int = 
 
 def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:
     """What this host tells of its cards and its name, and why there is nothing when there is no card."""
-    from kvyield.gpu import GpuError, cards, hardware_name  # noqa: PLC0415  # opens the driver's library
+    from kvyield.gpu import GpuError, cards, hardware_name  # opens the driver's library
 
     facts = {} if "host" in configured else {"host": Sourced(socket.gethostname(), "this host's name")}
     try:
@@ -102,7 +102,7 @@ def completed(start: Start, extras: Extras, *, is_local: bool, source: str = "lo
 
 def _with_endpoints(get: Get, last: list[Start], reading: Reading) -> list[Start]:
     """The last start with what the endpoints add; an engine that does not answer leaves it as the log told."""
-    from kvyield.engines.endpoints import read_endpoints  # noqa: PLC0415  # only --server needs it
+    from kvyield.engines.endpoints import read_endpoints  # only --server needs it
 
     try:
         return [read_endpoints(get, last[0] if last else None)]

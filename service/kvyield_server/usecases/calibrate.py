@@ -16,7 +16,7 @@ _PAGE_SIZE = 500
 
 def calibrate(uow: UnitOfWork) -> CalibrationReport:
     """Return coverage, hit rates and restarts; a retracted start settles nothing."""
-    from kvyield_server.domain import calibration  # noqa: PLC0415 - numpy and scipy load at the first use
+    from kvyield_server.domain import calibration  # numpy and scipy load at the first use
 
     return calibration.calibrate(
         calibration.Settled(

@@ -59,7 +59,7 @@ class Subject:
         return (Caution(code="other_engine_version", detail=detail),)
 
     def _cold(self, flags: Flags) -> DeploymentFit:
-        from kvyield_server.domain.fit import cold_fit  # noqa: PLC0415 - scipy loads at the first fit
+        from kvyield_server.domain.fit import cold_fit  # scipy loads at the first fit
 
         engine = Engine(name=self.engine, version=self.selector.engine_version)
         hardware, model = self.hardware, self.model

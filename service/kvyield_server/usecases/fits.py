@@ -125,7 +125,7 @@ def _first(given: bool | None, known: bool | None) -> bool | None:
 
 
 def _fit(evidence: Evidence) -> PairFit:
-    from kvyield_server.domain.fit import PairEvidence, fit_pair  # noqa: PLC0415 - scipy loads at the first fit
+    from kvyield_server.domain.fit import PairEvidence, fit_pair  # scipy loads at the first fit
 
     fit = fit_pair(PairEvidence(evidence.observations, evidence.transfers))
     if not evidence.left_out:

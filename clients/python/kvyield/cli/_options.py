@@ -96,8 +96,8 @@ def settings_of(url: str | None, token: str | None) -> Settings:
 
 def client_of(settings: Settings, *, total_seconds: float = 30.0) -> Client:
     """A client for the service; importing it is what costs time, so commands do it late."""
-    from kvyield._client import Client  # noqa: PLC0415
-    from kvyield._transfer import Limits  # noqa: PLC0415
+    from kvyield._client import Client
+    from kvyield._transfer import Limits
 
     limits = Limits(total_seconds=total_seconds, read_seconds=total_seconds / 2)
     return Client(settings.url, settings.token, limits=limits)
@@ -105,8 +105,8 @@ def client_of(settings: Settings, *, total_seconds: float = 30.0) -> Client:
 
 def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source | None:
     """The one source that was named, None when none was. Raises a usage error when there are several."""
-    from kvyield import sources  # noqa: PLC0415
-    from kvyield._bounded import MOST_BYTES  # noqa: PLC0415
+    from kvyield import sources
+    from kvyield._bounded import MOST_BYTES
 
     names = [name for name in ("journal", "log_file", "docker", "kubernetes", "stdin") if given.get(name)]
     if len(names) > 1:
@@ -134,7 +134,7 @@ def extras_of(
     given: Mapping[str, Any], settings: Settings, card: Mapping[str, Sourced], recommendation_id: UUID | None = None
 ) -> Extras:
     """What options, this host and the configuration file say."""
-    from kvyield.assemble import Extras  # noqa: PLC0415
+    from kvyield.assemble import Extras
 
     config = given.get("model_config") or settings.facts.get("model_config")
     return Extras(
@@ -155,7 +155,7 @@ def configured_facts(settings: Settings) -> dict[str, Sourced]:
 
 def parsed_flags(texts: tuple[str, ...]) -> dict[str, Any]:
     """``NAME=VALUE`` pairs; a value is JSON when it reads as a scalar of JSON, else text."""
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
     flags: dict[str, Any] = {}
     for text in texts:
@@ -171,13 +171,13 @@ def parsed_flags(texts: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _config_facts(config: str | None) -> Mapping[str, object]:
-    from kvyield.modelconfig import read_model_config  # noqa: PLC0415
+    from kvyield.modelconfig import read_model_config
 
     return read_model_config(Path(config).expanduser()) if config else {}
 
 
 def _sourced(values: Mapping[str, Any], source: str) -> dict[str, Sourced]:
-    from kvyield.engines import Sourced  # noqa: PLC0415
+    from kvyield.engines import Sourced
 
     options = {name: name.replace("_", "-") if source.startswith("option --{") else name for name in values}
     return {name: Sourced(value, source.format(options[name])) for name, value in values.items() if value is not None}

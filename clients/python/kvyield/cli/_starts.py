@@ -30,7 +30,7 @@ _HEADINGS = (
 
 def show_starts(starts: Sequence[Assembled], deliveries: Sequence[Delivery]) -> None:
     """A row a start, with what became of it."""
-    from kvyield.assemble import FRACTION_FLAG  # noqa: PLC0415
+    from kvyield.assemble import FRACTION_FLAG
 
     fates = {str(one.observation.id): one.fate for one in deliveries}
     rows = []

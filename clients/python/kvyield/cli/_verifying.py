@@ -57,7 +57,7 @@ def verification_options(function: Function) -> Function:
 
 def order_of(given: Mapping[str, Any]) -> Order:
     """The order that the options make."""
-    from kvyield.verify import Order  # noqa: PLC0415
+    from kvyield.verify import Order
 
     return Order(
         prompt_tokens=given["prompt_tokens"],
@@ -73,8 +73,8 @@ def order_of(given: Mapping[str, Any]) -> Order:
 
 def carry_out(given: Mapping[str, Any], reader: FreeReader | None) -> Report:
     """Sends the prompts, telling on standard error what happens. ``reader`` replaces this host's cards."""
-    from kvyield._engine_http import open_engine  # noqa: PLC0415
-    from kvyield.verify import verify  # noqa: PLC0415
+    from kvyield._engine_http import open_engine
+    from kvyield.verify import verify
 
     last_words = log_since_now(given)
     with (
@@ -137,8 +137,8 @@ def _newest(given: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def _memory(given: Mapping[str, Any], http: EngineHttp, reader: FreeReader | None) -> Iterator[FreeReader | None]:
     """The server's cards. Without any, or with the server on another host, nothing is sampled, and that is said."""
-    from kvyield.gpu import cards, open_reader  # noqa: PLC0415
-    from kvyield.verify import engine_cards, find_server, is_on_this_host  # noqa: PLC0415
+    from kvyield.gpu import cards, open_reader
+    from kvyield.verify import engine_cards, find_server, is_on_this_host
 
     if reader is not None or given.get("no_card"):
         yield reader
@@ -164,8 +164,8 @@ class _Teller:
 
     def __enter__(self) -> _Teller:
         if sys.stderr.isatty():
-            from rich import progress  # noqa: PLC0415
-            from rich.console import Console  # noqa: PLC0415
+            from rich import progress
+            from rich.console import Console
 
             columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.TimeElapsedColumn())
             self._bar = self._stack.enter_context(progress.Progress(*columns, console=Console(stderr=True)))
@@ -191,7 +191,7 @@ class _Teller:
 @contextlib.contextmanager
 def _ticking(bar: Any, task: Any) -> Iterator[None]:
     """Moves a bar with the clock: an engine does not tell how far a prompt is."""
-    import threading  # noqa: PLC0415
+    import threading
 
     over, began = threading.Event(), time.monotonic()
 

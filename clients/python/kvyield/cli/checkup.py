@@ -43,7 +43,7 @@ def doctor(ctx: click.Context, /, **given: Any) -> None:
 
 
 def _checks(settings: Settings, given: dict[str, Any]) -> Iterator[Check]:
-    from kvyield import doctor as checks  # noqa: PLC0415
+    from kvyield import doctor as checks
 
     yield from checks.check_settings(settings)
     yield from checks.check_service(settings)
@@ -51,17 +51,17 @@ def _checks(settings: Settings, given: dict[str, Any]) -> Iterator[Check]:
     if not given["no_card"]:
         yield from checks.check_card()
     if given["server"]:
-        from kvyield.cli.observe import engine_getter  # noqa: PLC0415
+        from kvyield.cli.observe import engine_getter
 
         yield from checks.check_engine(engine_getter(given["server"], given["server_key"]), given["server"])
     yield from _check_source(given)
 
 
 def _check_source(given: dict[str, Any]) -> Iterator[Check]:
-    from kvyield.assemble import Extras  # noqa: PLC0415
-    from kvyield.doctor import Check  # noqa: PLC0415
-    from kvyield.intake import read  # noqa: PLC0415
-    from kvyield.sources import missing_unit  # noqa: PLC0415
+    from kvyield.assemble import Extras
+    from kvyield.doctor import Check
+    from kvyield.intake import read
+    from kvyield.sources import missing_unit
 
     source = chosen_source(given)
     if source is None:

@@ -95,7 +95,7 @@ def _spelled(what: str, text: str, known: Collection[str]) -> str | None:
 
 
 def _row(start: _wire.StoredObservation) -> tuple[object, ...]:
-    from kvyield.assemble import FRACTION_FLAG  # noqa: PLC0415
+    from kvyield.assemble import FRACTION_FLAG
 
     fraction = start.flags.get(FRACTION_FLAG[start.engine.name])
     longest = max((one.prompt_tokens for one in start.verifications if one.passed), default=None)

@@ -56,9 +56,9 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     Importing the same log twice stores nothing twice. Facts come from the logs and the options only, never from this
     host's cards, since the logs may be another host's.
     """
-    from kvyield._bounded import MOST_BYTES  # noqa: PLC0415
-    from kvyield.intake import read_file  # noqa: PLC0415
-    from kvyield.sources import expand  # noqa: PLC0415
+    from kvyield._bounded import MOST_BYTES
+    from kvyield.intake import read_file
+    from kvyield.sources import expand
 
     most_bytes = given["max_bytes"] or MOST_BYTES
     settings = settings_of(given["url"], given["token"])
@@ -103,7 +103,7 @@ def _in_processes(files: Sequence[Path], read: Read, count: int) -> Iterator[Rea
 
 def _alone(file: Path, read: Read) -> Reading:
     """One file in a process of its own: when that dies, the file is named and the others are read."""
-    from kvyield.intake import Reading  # noqa: PLC0415
+    from kvyield.intake import Reading
 
     try:
         return next(_in_processes([file], read, 1))
@@ -116,14 +116,14 @@ def _with_progress(readings: Iterator[Reading], total: int) -> Iterator[Reading]
     if not sys.stderr.isatty():
         yield from readings
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rich.progress import track  # noqa: PLC0415
+    from rich.console import Console
+    from rich.progress import track
 
     yield from track(readings, "reading logs", total=total, console=Console(stderr=True), transient=True)
 
 
 def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) -> None:
-    from kvyield.spool import Spool  # noqa: PLC0415
+    from kvyield.spool import Spool
 
     waiting: list[tuple[str, _wire.Observation]] = []
     spool = Spool(settings.spool)
@@ -138,7 +138,7 @@ def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) ->
 
 
 def _post(waiting: Sequence[tuple[str, _wire.Observation]], spool: Spool, client: Client, tally: _Tally) -> None:
-    from kvyield.delivery import deliver_batch  # noqa: PLC0415
+    from kvyield.delivery import deliver_batch
 
     names = [name for name, _ in waiting]
     for name, delivery in zip(names, deliver_batch([one for _, one in waiting], spool, client), strict=True):

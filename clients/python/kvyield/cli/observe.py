@@ -72,7 +72,7 @@ def observe(ctx: click.Context, /, **given: Any) -> None:
 
 def read_log(given: dict[str, Any], settings: Settings) -> Reading:
     """Reads what ``given`` names: a log, the engine's endpoints, this host's card. Raises a usage error without any."""
-    from kvyield.intake import card_facts, read, read_endpoints_only  # noqa: PLC0415
+    from kvyield.intake import card_facts, read, read_endpoints_only
 
     source = chosen_source(given)
     if source is None and not given["server"]:
@@ -89,8 +89,8 @@ def read_log(given: dict[str, Any], settings: Settings) -> Reading:
 
 def engine_getter(url: str, key: str | None) -> Get:
     """Reads paths of the running engine, each over a connection of its own, so that none is left open."""
-    from kvyield._engine_http import open_engine  # noqa: PLC0415
-    from kvyield._transfer import within  # noqa: PLC0415
+    from kvyield._engine_http import open_engine
+    from kvyield._transfer import within
 
     def ask(path: str) -> tuple[int, bytes]:
         with open_engine(url, key) as http:
@@ -121,8 +121,8 @@ def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
 
 
 def _deliver(settings: Settings, starts: Sequence[Assembled]) -> list[Delivery]:
-    from kvyield.delivery import deliver  # noqa: PLC0415
-    from kvyield.spool import Spool  # noqa: PLC0415
+    from kvyield.delivery import deliver
+    from kvyield.spool import Spool
 
     whole = [start.observation() for start in starts if not start.missing]
     if not whole:

@@ -28,7 +28,7 @@ def predict(**given: Any) -> None:
 
     Flags that are not given are those of the deployment's newest start.
     """
-    from kvyield import _wire  # noqa: PLC0415
+    from kvyield import _wire
 
     settings = settings_of(given["url"], given["token"])
     if not given["fractions"] and not given["flags"]:
@@ -52,7 +52,7 @@ def predict(**given: Any) -> None:
 
 
 def _flag_sets(given: dict[str, Any], engine: str | None) -> list[dict[str, Any]]:
-    from kvyield.assemble import FRACTION_FLAG  # noqa: PLC0415
+    from kvyield.assemble import FRACTION_FLAG
 
     common = parsed_flags(given["flags"])
     if not given["fractions"]:

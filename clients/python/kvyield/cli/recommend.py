@@ -115,7 +115,7 @@ def _show_args(advice: _wire.Recommendation) -> None:
 def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.StoredRecommendation:
     """A question with the model's facts does not fit into an address, so it is stored too."""
     if given["model_config"]:
-        from kvyield.modelconfig import read_model_config  # noqa: PLC0415
+        from kvyield.modelconfig import read_model_config
 
         question["facts"] = read_model_config(Path(given["model_config"]).expanduser())
         if given["gpu_memory_gib"]:

@@ -58,7 +58,7 @@ def report(ctx: click.Context, /, **given: Any) -> None:
 
 def verified_start(start: Assembled, found: Report) -> Assembled:
     """The start with its verifications and, where it ended by one of them, with that end."""
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
     verifications = [msgspec.to_builtins(result.verification) for result in found.results]
     draft: dict[str, Any] = {**start.draft, "verifications": verifications}
@@ -75,9 +75,9 @@ def post(settings: Settings, start: Assembled, found: Report) -> Delivery:
     A start that ended by its verification, or a service that is away, makes one observation with all inside: the
     spool then keeps it.
     """
-    from kvyield._replay import post_start  # noqa: PLC0415
-    from kvyield.delivery import Delivery, deliver  # noqa: PLC0415
-    from kvyield.spool import Spool  # noqa: PLC0415
+    from kvyield._replay import post_start
+    from kvyield.delivery import Delivery, deliver
+    from kvyield.spool import Spool
 
     with client_of(settings) as client:
         try:
@@ -96,7 +96,7 @@ def post(settings: Settings, start: Assembled, found: Report) -> Delivery:
 
 
 def _is_away(error: ServiceError) -> bool:
-    from kvyield._errors import RefusedError  # noqa: PLC0415
+    from kvyield._errors import RefusedError
 
     return not isinstance(error, RefusedError)
 

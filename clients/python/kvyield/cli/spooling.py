@@ -46,7 +46,7 @@ def list_items(as_json: bool) -> None:
 @click.pass_context
 def send(ctx: click.Context, /, wait_seconds: float, with_refused: bool, url: str | None, token: str | None) -> None:
     """Send what waits, oldest first. Exit code 4 when some still waits."""
-    from kvyield._replay import posting  # noqa: PLC0415
+    from kvyield._replay import posting
 
     settings = settings_of(url, token)
     queue = _spool()
@@ -81,7 +81,7 @@ def drop(names: tuple[str, ...], all_refused: bool) -> None:
 
 def _send_until(queue: Spool, post: Any, ends: float) -> Outcome:
     """Rounds with growing pauses, jittered so that many hosts do not come back at once."""
-    from kvyield._transfer import backoff_seconds  # noqa: PLC0415
+    from kvyield._transfer import backoff_seconds
 
     outcome = queue.send(post)
     tries = 0
@@ -97,7 +97,7 @@ def _send_until(queue: Spool, post: Any, ends: float) -> Outcome:
 
 
 def _spool() -> Spool:
-    from kvyield.spool import Spool  # noqa: PLC0415
+    from kvyield.spool import Spool
 
     return Spool(settings_of(None, None).spool)
 

@@ -50,7 +50,7 @@ def verify(ctx: click.Context, /, **given: Any) -> None:
 
 def show_json(report: Report) -> None:
     """One verification a line."""
-    import msgspec  # noqa: PLC0415
+    import msgspec
 
     for result in report.results:
         click.echo(msgspec.json.encode(result.verification))

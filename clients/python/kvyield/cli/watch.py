@@ -95,7 +95,7 @@ def watch(**given: Any) -> None:
 
 def _beginning(given: Mapping[str, Any]) -> str:
     """What is watched, and whether it is there yet."""
-    from kvyield.sources import missing_unit  # noqa: PLC0415
+    from kvyield.sources import missing_unit
 
     source = chosen_source(given)
     lacks = missing_unit(given["journal"]) if given["journal"] else None
@@ -121,8 +121,8 @@ def follow(given: Mapping[str, Any], found: Watch, stopped: threading.Event) -> 
 
 def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
     """The watch that the options mean. Raises a usage error without a source."""
-    from kvyield.intake import card_facts  # noqa: PLC0415
-    from kvyield.watching import BookmarkFile, Watch  # noqa: PLC0415
+    from kvyield.intake import card_facts
+    from kvyield.watching import BookmarkFile, Watch
 
     source = chosen_source(given, follow=True)
     if source is None:
@@ -183,7 +183,7 @@ def _quoted(word: str) -> str:
 
 
 def _lines(given: Mapping[str, Any], bookmark: BookmarkFile, stopped: threading.Event) -> Iterator[bytes]:
-    from kvyield.watching import follow_file  # noqa: PLC0415
+    from kvyield.watching import follow_file
 
     if given["log_file"] and given["log_file"] != "-":
         return follow_file(Path(given["log_file"]), bookmark, stopped)
@@ -201,8 +201,8 @@ def _since(given: Mapping[str, Any], moment: datetime | None) -> str | None:
 
 
 def _bring(settings: Settings, observation: _wire.Observation) -> tuple[bool, str]:
-    from kvyield.delivery import deliver  # noqa: PLC0415
-    from kvyield.spool import Spool  # noqa: PLC0415
+    from kvyield.delivery import deliver
+    from kvyield.spool import Spool
 
     with client_of(settings) as client:
         delivery = deliver([observation], Spool(settings.spool), client)[0]
@@ -219,8 +219,8 @@ def _send_spool(settings: Settings, stopped: threading.Event) -> None:
 
 
 def _send_once(settings: Settings) -> str | None:
-    from kvyield._replay import posting  # noqa: PLC0415
-    from kvyield.spool import Spool  # noqa: PLC0415
+    from kvyield._replay import posting
+    from kvyield.spool import Spool
 
     spool = Spool(settings.spool)
     try:
