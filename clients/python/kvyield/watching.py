@@ -28,6 +28,7 @@ from kvyield.intake import completed
 POLL_SECONDS = 0.5
 REMEMBERED = 500
 LONGEST_LINE_BYTES = 2**20
+BLOCK_BYTES = 2**16
 BEFORE_A_START = timedelta(seconds=2)
 
 
@@ -120,7 +121,7 @@ def _words(observation: _wire.Observation) -> str:
 def follow_file(
     path: Path, bookmark: BookmarkFile, stopped: threading.Event, *, poll_seconds: float = POLL_SECONDS
 ) -> Iterator[bytes]:
-    """The lines of a log file as they come, through rotation (renamed or emptied), until ``stopped`` is set.
+    """The lines of a log file as they come, several at once, through rotation, until ``stopped`` is set.
 
     A file that was rotated away while nobody watched is found again beside the new one by its inode and read first.
     A file that is not there yet is waited for.
@@ -145,9 +146,11 @@ def _until_rotated(file: BinaryIO, path: Path, stopped: threading.Event, poll_se
     rest = b""
     while True:
         gone = stopped.is_set() or _is_replaced(path, file)
-        for line in _lines(file):
-            rest += line
-            if rest.endswith(b"\n") or len(rest) >= LONGEST_LINE_BYTES:
+        while block := file.read(BLOCK_BYTES):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            if newline:
+                yield whole + newline
+            elif len(rest) >= LONGEST_LINE_BYTES:
                 yield rest
                 rest = b""
         if gone:
