@@ -126,6 +126,14 @@ def test_an_unseen_flag_widens() -> None:
     assert odd.scale > 1.5 * plain.scale
 
 
+def test_a_port_or_a_seed_changes_nothing() -> None:
+    """What addresses or seeds a server is not memory: another port leaves the whole prediction as it was."""
+    line = fit_free_memory(worked_starts(), worked_line(), worked_starts()[0].model)
+    plain, moved = (line.at_ready(kimi_flags(0.92, 8, **more)) for more in ({}, {"port": 30_001, "random_seed": 7}))
+    assert plain is not None
+    assert moved == plain
+
+
 def test_nothing_is_said_without_a_card() -> None:
     """Where nothing tells the base, there is no free memory to speak of."""
 

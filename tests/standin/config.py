@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -64,4 +65,6 @@ class Config:
     startup_seconds: float = 360.0
     api_key: str | None = None
     cache_report: bool = True
+    port: int = 30000  # the server's own, once it is bound
+    random_seed: int = field(default_factory=lambda: secrets.randbelow(1 << 30))  # drawn per start, as engines do
     faults: Faults = field(default_factory=Faults)

@@ -96,6 +96,8 @@ def server_args(config: Config) -> dict[str, object]:
     return {
         "model_path": config.model,
         "served_model_name": config.model,
+        "port": config.port,
+        "random_seed": config.random_seed,
         "mem_fraction_static": config.fraction,
         "max_running_requests": config.max_running_requests,
         "max_total_tokens": config.max_total_tokens,

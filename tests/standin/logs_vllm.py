@@ -30,6 +30,7 @@ def vllm_lines(config: Config, plan: Plan, ready_at: datetime) -> Iterator[str]:
 
 def _settings(config: Config, clock: Clock) -> Iterator[str]:
     arguments = {
+        "port": config.port,
         "model": config.model,
         "max_model_len": config.context_length,
         "tensor_parallel_size": config.tp_size,

@@ -152,6 +152,8 @@ def main() -> None:
     """Starts as an engine does: log lines first, then the address on standard output; exits 1 when the start fails."""
     config = _config(json.loads(sys.stdin.readline()))
     log, allocated = Log(Path(sys.argv[1])), plan(config)
+    server = Server(("127.0.0.1", 0), Handler)
+    config.port = server.server_port
     lines = vllm_lines if config.engine == "vllm" else sglang_lines
     log.write(*lines(config, allocated, datetime.now().astimezone()))
     too_small = config.engine == "vllm" and allocated.pool_tokens < config.context_length
@@ -159,7 +161,6 @@ def main() -> None:
         sys.exit(1)
     memory = Memory(config, allocated.at_ready_gib, FreeMemoryFile(Path(sys.argv[2])))
     Handler.state = State(config, allocated, memory, log)
-    server = Server(("127.0.0.1", 0), Handler)
     print(f"http://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
 

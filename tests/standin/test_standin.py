@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import urllib.request
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
 import standin
+from kvyield._ids import is_same_start
+from kvyield.assemble import Extras, assemble
+from kvyield.engines import Sourced, read_starts
 from standin import Config
-from standin.memory import plan
+from standin.logs_sglang import sglang_lines
+from standin.logs_vllm import vllm_lines
+from standin.memory import Plan, plan
 
 
 @pytest.mark.parametrize(
@@ -59,3 +66,16 @@ def test_free_memory_falls_during_a_prompt_and_a_flush_gives_it_back() -> None:
         kept = min(engine.read())
         urllib.request.urlopen(urllib.request.Request(f"{engine.url}/flush_cache", b""), timeout=10).close()
         assert kept < ready == min(engine.read())
+
+
+@pytest.mark.parametrize("lines", [sglang_lines, vllm_lines])
+def test_two_starts_of_one_second_are_told_apart(lines: Callable[[Config, Plan, datetime], Iterator[str]]) -> None:
+    """As with real engines, the port or the seed in the log differs where nothing else does."""
+    ready_at = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
+    card = Extras(options={"gpu": Sourced("NVIDIA L4", "option"), "gpu_count": Sourced(8, "option")})
+    one, other = (
+        assemble(start, card).observation()
+        for config in (Config(port=30_000), Config(port=30_001))
+        for start in read_starts(lines(config, plan(config), ready_at))
+    )
+    assert not is_same_start(one, other)

@@ -21,8 +21,6 @@ TELLING_FLAGS = (
     "free_gpu_memory_fraction",
     "cache_max_entry_count",
     "port",
-    "random_seed",
-    "nccl_port",
 )
 _Observed = _wire.Observation | _wire.StoredObservation
 
@@ -35,7 +33,7 @@ def start_id(observation: _wire.Observation) -> UUID:
 
 
 def told_apart_id(observation: _wire.Observation) -> UUID:
-    """An id that also follows from what tells two starts of one second apart: host, fraction, port, seed, pool."""
+    """An id that also follows from what tells two starts of one second apart: host, fraction, port, pool."""
     return _id(observation, [*_identity(observation), sorted(_telling(observation).items())])
 
 

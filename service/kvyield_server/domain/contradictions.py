@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvyield_server.domain.evidence import Evidence
-from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Scalar
+from kvyield_server.domain.observation import FRACTION_FLAG, NO_MEMORY_FLAGS, EngineName, Scalar
 from kvyield_server.domain.regression import LinePosterior, SlopePrior
 from kvyield_server.domain.straight_line import Points
 
@@ -119,8 +119,8 @@ def slope_disagreement(posterior: LinePosterior, own_slope: float, own_sd: float
 
 
 def _differences(found: Sequence[Evidence]) -> dict[str, list[Scalar]]:
-    """Return flags, other than the fraction, whose recorded values differ."""
-    ignored = set(FRACTION_FLAG.values())
+    """Return flags of memory, other than the fraction, whose recorded values differ."""
+    ignored = {*FRACTION_FLAG.values(), *NO_MEMORY_FLAGS}
     names = sorted({name for item in found for name in item.start.flags} - ignored)
     values = {name: [item.start.flags.get(name) for item in found] for name in names}
     return {name: given for name, given in values.items() if len({repr(value) for value in given}) > 1}

@@ -25,7 +25,7 @@ from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.fraction_share import fraction_share, is_amd, is_sized_after_capture
 from kvyield_server.domain.free_memory_evidence import alike
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation
+from kvyield_server.domain.observation import NO_MEMORY_FLAGS, Engine, EngineName, Flags, Model, Observation
 from kvyield_server.domain.request_table import SPECULATIVE_REQUESTS, PoolAlong, RequestTable, request_table
 from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.student import StudentT
@@ -243,7 +243,8 @@ def _unseen_variance(engine: EngineName, flags: Flags, reference: Flags) -> floa
     names = NAMES[engine]
     modelled = {names.fraction, names.context, names.requests, names.graph_batch, names.graphs_off, "page_size"}
     mild = {names.chunk, names.kv_dtype, "max_total_tokens"}
-    changed = [key for key, value in flags.items() if key not in modelled and reference.get(key, _MISSING) != value]
+    unseen = (key for key in flags if key not in modelled and key not in NO_MEMORY_FLAGS)
+    changed = [key for key in unseen if reference.get(key, _MISSING) != flags[key]]
     strong = sum(1 for key in changed if key not in mild and not _harmless(flags, reference, key))
     return 0.05**2 * (len(changed) - strong) + _UNSEEN_CHANGE_GIB**2 * min(strong, 6)
 

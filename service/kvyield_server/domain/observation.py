@@ -43,6 +43,15 @@ FRACTION_FLAG: Mapping[EngineName, str] = MappingProxyType(
     }
 )
 
+NO_MEMORY_FLAGS = frozenset(
+    (
+        *("host", "port", "nccl_port", "dist_init_addr", "master_port", "random_seed", "seed"),
+        *("served_model_name", "log_level", "log_level_http", "uvicorn_log_level", "log_requests", "enable_metrics"),
+        *("decode_log_interval", "enable_cache_report", "watchdog_timeout", "tool_call_parser", "reasoning_parser"),
+    )
+)
+"""Flags that name, seed, report or address a server: two starts that differ in these alone are alike to the memory."""
+
 
 class Outcome(StrEnum):
     """How a start ended."""

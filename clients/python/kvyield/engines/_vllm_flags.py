@@ -11,10 +11,10 @@ _NAMES = """
     max_cudagraph_capture_size cudagraph_mode enable_lora max_loras max_lora_rank load_format
     limit_mm_per_prompt mm_encoder_tp_mode skip_mm_profiling disable_hybrid_kv_cache_manager mamba_block_size
     mamba_cache_mode async_scheduling attention_backend performance_mode enable_dbo
-    distributed_executor_backend
+    distributed_executor_backend port
 """
 MEMORY_FLAGS = frozenset(_NAMES.split())
-"""Arguments that move the pool or the free memory, or that tell two deployments apart."""
+"""Arguments that move the pool or the free memory, or tell two deployments or two servers apart."""
 
 ALIASES = {"max_seq_len": "max_model_len"}
 """Fields of the engine's config line under another name than the flag's."""
