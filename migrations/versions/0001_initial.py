@@ -131,13 +131,17 @@ def create_observation() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_observation")),
         sa.UniqueConstraint("content_digest", name=op.f("uq_observation_content_digest")),
     )
-    op.create_index(op.f("ix_observation_gpu_observed_at_id"), "observation", ["gpu", "observed_at", "id"])
     op.create_index(op.f("ix_observation_host_observed_at_id"), "observation", ["host", "observed_at", "id"])
-    op.create_index(op.f("ix_observation_model_observed_at_id"), "observation", ["model", "observed_at", "id"])
     op.create_index(op.f("ix_observation_observed_at_id"), "observation", ["observed_at", "id"])
-    op.create_index(op.f("ix_observation_outcome_observed_at_id"), "observation", ["outcome", "observed_at", "id"])
+    create_partial_index(
+        "ix_observation_outcome_observed_at_id", ["outcome", "observed_at", "id"], "outcome <> 'ready'"
+    )
     op.create_index(op.f("ix_observation_pair_id_observed_at_id"), "observation", ["pair_id", "observed_at", "id"])
-    op.create_index(op.f("ix_observation_token_id_pair_id"), "observation", ["token_id", "pair_id"])
+    create_partial_index("ix_observation_token_id_pair_id", ["token_id", "pair_id"], "token_id IS NOT NULL")
+
+
+def create_partial_index(name: str, columns: list[str], rows: str) -> None:
+    op.create_index(op.f(name), "observation", columns, postgresql_where=sa.text(rows), sqlite_where=sa.text(rows))
 
 
 def create_verification() -> None:

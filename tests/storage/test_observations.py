@@ -258,3 +258,32 @@ def test_evidence_of_a_pair_comes_without_logs(storage: Storage) -> None:
         (row,) = unit.observations.of_pair(pair_id)
     assert row.observation == replace(observation, log_excerpt=None)
     assert get(storage, observation).observation.log_excerpt == "long"
+
+
+@pytest.mark.parametrize("most", [50, 1])
+def test_starts_of_a_gpu_or_model_are_those_of_all_their_pairs(
+    storage: Storage, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Newest first over all pairs and page by page, be the pairs few and asked one by one or too many for that."""
+    monkeypatch.setattr("kvyield_server.storage.observations.MOST_PAIRS", most)
+    gpus, models = ("NVIDIA L4", "NVIDIA H200"), ("one", "two", "three")
+    made = [
+        start(
+            minutes(number), hardware=Hardware(gpu=gpus[number % 2], gpu_count=1), model=Model(name=models[number % 3])
+        )
+        for number in range(12)
+    ]
+    for each in made:
+        storage.write(recording(each)).result()
+    newest = made[::-1]
+    assert listed(storage, gpu="NVIDIA L4") == [each for each in newest if each.hardware.gpu == "NVIDIA L4"]
+    assert listed(storage, model="two") == [each for each in newest if each.model.name == "two"]
+    assert listed(storage, model="two", gpu="NVIDIA L4") == [made[10], made[4]]
+    assert listed(storage, model="two", since=minutes(3), until=minutes(8)) == [made[7], made[4]]
+    assert listed(storage, model="none") == []
+    found, key = list[Observation](), None
+    while len(found) < 6:
+        with storage.read() as unit:
+            page = unit.observations.page(ObservationFilter(gpu="NVIDIA H200"), key, 2)
+        found, key = [*found, *(row.observation for row in page.items)], page.next_key
+    assert (found, key) == ([each for each in newest if each.hardware.gpu == "NVIDIA H200"], None)

@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, event
 from sqlalchemy.dialects import sqlite
 
-from kvyield_server.domain.observation import Outcome
+from kvyield_server.domain.observation import Hardware, Outcome
 from kvyield_server.errors import InvalidError
 from kvyield_server.storage import migrate
 from kvyield_server.storage.connections import Use, database_url, engine_for
@@ -19,7 +19,7 @@ from kvyield_server.storage.sql import SqlUnitOfWork
 from kvyield_server.storage.tables import UtcDateTime
 from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.values import new_id
-from storage.samples import NOON, recording, start
+from storage.samples import NOON, minutes, recording, start
 
 
 @pytest.mark.parametrize(
@@ -28,8 +28,6 @@ from storage.samples import NOON, recording, start
         ({}, "ix_observation_observed_at_id"),
         ({"pair_id": new_id()}, "ix_observation_pair_id_observed_at_id"),
         ({"host": "gpu-01"}, "ix_observation_host_observed_at_id"),
-        ({"model": "m"}, "ix_observation_model_observed_at_id"),
-        ({"gpu": "g"}, "ix_observation_gpu_observed_at_id"),
         ({"outcome": Outcome.OOM_RUNTIME}, "ix_observation_outcome_observed_at_id"),
         ({"since": NOON, "until": NOON}, "ix_observation_observed_at_id"),
     ],
@@ -54,6 +52,29 @@ def test_a_page_is_found_by_an_index(sqlite_url: str, wanted: dict[str, Any], in
     assert len(plans) == 1
     assert plans[0].startswith(f"SEARCH observation USING INDEX {index} (")
     assert "observed_at" in plans[0]
+
+
+def test_starts_of_a_model_are_found_by_the_indexes_of_its_pairs(sqlite_url: str) -> None:
+    """The newest of each pair of the model are read, however many starts other models have."""
+    migrate.upgrade(sqlite_url)
+    engine = engine_for(database_url(sqlite_url), Use.WRITE)
+    plans: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def explain(_: Connection, cursor: Any, statement: str, parameters: Any, *_rest: object) -> None:
+        if statement.startswith("SELECT observation.observed_at"):
+            cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            plans.extend(row[3] for row in cursor.fetchall())
+
+    with engine.begin() as connection:
+        unit = SqlUnitOfWork(connection)
+        for number in range(4):
+            recording(start(minutes(number), hardware=Hardware(gpu=f"gpu-{number % 2}", gpu_count=1)))(unit)
+        page = unit.observations.page(ObservationFilter(model=start().model.name), PageKey(minutes(3), UUID(int=0)), 50)
+    engine.dispose()
+    assert len(page.items) == 3
+    assert len(plans) == 2
+    assert all("INDEX ix_observation_pair_id_observed_at_id (pair_id=? AND" in plan for plan in plans)
 
 
 def test_times_of_any_zone_are_kept_as_utc(storage: Storage) -> None:

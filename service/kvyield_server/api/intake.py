@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kvyield_server.errors import KvyieldError, StorageUnavailableError
 from kvyield_server.usecases.ports import Storage, UnitOfWork
-from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, record_all
+from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, record_all, record_new
 
 MOST_TOGETHER = 64
 MOST_WRITES = 1
@@ -17,6 +17,7 @@ COMPANY_SECONDS = 0.004
 
 T = TypeVar("T")
 Job = Callable[[UnitOfWork], Recorded]
+Jobs = Callable[[Sequence[Arrival]], Callable[[UnitOfWork], Sequence[Outcome]]]
 Waiting = tuple[Arrival, "asyncio.Future[Recorded]"]
 
 
@@ -41,14 +42,16 @@ class Intake:
         self._write_soon()
         return await answer
 
-    async def take_all(self, arrivals: Sequence[Arrival]) -> list[Outcome | KvyieldError]:
+    async def take_all(self, arrivals: Sequence[Arrival]) -> Sequence[Outcome | KvyieldError]:
         """Record starts in one write and say what became of each; StorageUnavailableError is raised for all."""
-        try:
-            return list(await _answered(self._storage.write(record_all(arrivals))))
-        except StorageUnavailableError:
-            raise
-        except KvyieldError:
-            return [await self._alone(arrival) for arrival in arrivals]
+        for job in (record_new(arrivals), record_all(arrivals)):
+            try:
+                return await _answered(self._storage.write(job))
+            except StorageUnavailableError:
+                raise
+            except KvyieldError:
+                continue
+        return [await self._alone(arrival) for arrival in arrivals]
 
     def _write_soon(self) -> None:
         """Write at once what comes alone; where many post at once, wait a little for company."""
@@ -66,14 +69,20 @@ class Intake:
             together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
             self._writes += 1
             self._is_crowded = len(together) > 1
-            loop = asyncio.get_running_loop()
-            written = self._storage.write(record_all([arrival for arrival, _ in together]))
-            written.add_done_callback(lambda done: loop.call_soon_threadsafe(self._told, together, done))
+            self._put(together, record_new)
 
-    def _told(self, together: list[Waiting], done: Future[list[Outcome]]) -> None:
+    def _put(self, together: list[Waiting], jobs: Jobs) -> None:
+        loop = asyncio.get_running_loop()
+        written = self._storage.write(jobs([arrival for arrival, _ in together]))
+        written.add_done_callback(lambda done: loop.call_soon_threadsafe(self._told, together, jobs, done))
+
+    def _told(self, together: list[Waiting], jobs: Jobs, done: Future[Sequence[Outcome]]) -> None:
+        error = done.exception()
+        if isinstance(error, KvyieldError) and jobs is record_new and not isinstance(error, StorageUnavailableError):
+            self._put(together, record_all)
+            return
         self._writes -= 1
         self._write_soon()
-        error = done.exception()
         if error is None:
             for (_, answer), outcome in zip(together, done.result(), strict=True):
                 _tell(answer, outcome)

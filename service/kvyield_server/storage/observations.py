@@ -2,26 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from heapq import nlargest
 from itertools import groupby
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Connection, RowMapping, Select, bindparam, delete, func, null, or_, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    RowMapping,
+    Select,
+    bindparam,
+    delete,
+    func,
+    literal_column,
+    null,
+    or_,
+    select,
+    update,
+)
 
-from kvyield_server.domain.observation import Observation, Verification
+from kvyield_server.domain.observation import Observation, Outcome, Verification
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
+from kvyield_server.storage.known_pairs import KnownPairs
 from kvyield_server.storage.paging import cut, observation_key
+from kvyield_server.storage.pairs import PAIRS, SOURCE
 from kvyield_server.storage.records import ObservationFilter, Page, PageKey, Pair, StoredObservation
 from kvyield_server.storage.rows import (
     observation_from_row,
     observation_to_row,
+    pair_from_row,
     verification_from_row,
     verification_to_row,
 )
-from kvyield_server.storage.statements import insert_rows, newest_first, run_compiled
+from kvyield_server.storage.statements import MOST_TOGETHER, batched, insert_rows, newest_first, row_shape, run
 from kvyield_server.storage.values import refuse_unstorable
 
 _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verification.c
@@ -34,24 +52,19 @@ _MATCHING = _ALL.where(
         _it.content_digest.in_(bindparam("digests", expanding=True)),
     )
 )
-_SUMMARY = select(_pair.id, _pair.engines, _pair.last_observed_at).where(_pair.id == bindparam("pair_id"))
-_COUNT = (
-    update(tables.pair)
-    .where(_pair.id == bindparam("pair_id"))
-    .values(
-        observation_count=_pair.observation_count + bindparam("more"),
-        revision=_pair.revision + 1,
-        engines=bindparam("engines"),
-        last_observed_at=bindparam("last_observed_at"),
-    )
-)
+_COUNTED = ("id", "observation_count", "last_observed_at", "engines")
+_COUNT = """WITH added ({names}) AS (VALUES {rows})
+UPDATE pair SET revision = pair.revision + 1, observation_count = pair.observation_count + added.observation_count,
+last_observed_at = added.last_observed_at, engines = added.engines FROM added WHERE pair.id = added.id"""
+MOST_PAIRS = 50  # of one GPU or model, to be asked one by one; the starts of more are found among all starts
 _EQUALS = ("pair_id", "gpu", "model", "engine", "outcome", "host", "token_id")
 
 
 class SqlObservations:
-    def __init__(self, connection: Connection, clock: Callable[[], datetime]) -> None:
+    def __init__(self, connection: Connection, clock: Callable[[], datetime], known: KnownPairs) -> None:
         self._connection = connection
         self._clock = clock
+        self._remembered = known
 
     def add(
         self,
@@ -70,13 +83,16 @@ class SqlObservations:
             content_digest=content_digest,
             token_id=token_id,
         )
-        self._insert([stored])
-        self._count([stored], self._connection.execute(_SUMMARY, {"pair_id": pair_id}).all())
+        self.add_all([stored], self._pairs(pair_id))
+
+    def _pairs(self, pair_id: UUID) -> list[Pair]:
+        query = PAIRS.where(_pair.id == pair_id)
+        return [pair_from_row(row) for row in self._connection.execute(query).mappings()]
 
     def add_all(self, observations: Sequence[StoredObservation], pairs: Sequence[Pair]) -> None:
         if observations:
             self._insert(observations)
-            self._count(observations, {pair.id: pair for pair in pairs}.values())
+            self._count(observations, {pair.id: pair for pair in pairs})
 
     def _insert(self, observations: Sequence[StoredObservation]) -> None:
         insert_rows(self._connection, tables.observation, [observation_to_row(stored) for stored in observations])
@@ -87,12 +103,21 @@ class SqlObservations:
         ]
         insert_rows(self._connection, tables.verification, verifications)
 
-    def _count(self, added: Sequence[StoredObservation], summaries: Iterable[Any]) -> None:
+    def _count(self, added: Sequence[StoredObservation], pairs: Mapping[UUID, Pair]) -> None:
         own: dict[UUID, list[Observation]] = {}
         for stored in added:
             own.setdefault(stored.pair_id, []).append(stored.observation)
-        counts = [_counted(it.id, it.engines, it.last_observed_at, own[it.id]) for it in summaries]
-        run_compiled(self._connection, _COUNT, counts)
+        for some in batched(own.items(), MOST_TOGETHER):
+            counted = [_counted(pairs[pair_id], observations) for pair_id, observations in some]
+            shape = row_shape(tables.pair, _COUNTED, self._connection.dialect)
+            names, rows = ", ".join(_COUNTED), shape.placeholders(len(counted))
+            changes = [
+                {**{name: getattr(pair, name) for name in _COUNTED}, "observation_count": len(own[pair.id])}
+                for pair in counted
+            ]
+            run(self._connection, _COUNT.format(names=names, rows=rows), shape.values(changes))
+            for pair in counted:
+                self._remembered.keep(pair)
 
     def _recount(self, pair_id: UUID) -> None:
         live = (_it.pair_id == pair_id, _it.retracted_at.is_(None))
@@ -101,6 +126,7 @@ class SqlObservations:
         self._update_pair(pair_id, observation_count=count, last_observed_at=newest, engines=sorted(engines))
 
     def _update_pair(self, pair_id: UUID, **values: Any) -> None:
+        self._remembered.clear()
         values["revision"] = _pair.revision + 1
         self._connection.execute(update(tables.pair).where(_pair.id == pair_id).values(values))
 
@@ -121,8 +147,31 @@ class SqlObservations:
         self, where: ObservationFilter, after: PageKey | None, size: int, *, with_logs: bool = True
     ) -> Page[StoredObservation]:
         chosen = _ALL if with_logs else _WITHOUT_LOG
-        query = newest_first(chosen.where(*_conditions(where)), _it.observed_at, _it.id, after, size)
-        return cut(self._load(query), size, observation_key)
+        if where.pair_id is None and (where.gpu is not None or where.model is not None):
+            pairs = self._pairs_named(where)
+            if len(pairs) <= MOST_PAIRS:
+                ids = self._newest_of(pairs, where, after, size)
+                return cut(self._load(_newest(chosen.where(_it.id.in_(ids)), None, size)), size, observation_key)
+        return cut(self._load(_newest(chosen.where(*_conditions(where)), after, size)), size, observation_key)
+
+    def _pairs_named(self, where: ObservationFilter) -> Sequence[UUID]:
+        """Return up to one more than ``MOST_PAIRS`` of the pairs whose starts are wanted."""
+        query = select(_pair.id).select_from(SOURCE)
+        if where.gpu is not None:
+            query = query.where(tables.hardware.c.gpu == where.gpu)
+        if where.model is not None:
+            query = query.where(tables.model.c.name == where.model)
+        return self._connection.execute(query.limit(MOST_PAIRS + 1)).scalars().all()
+
+    def _newest_of(
+        self, pairs: Sequence[UUID], where: ObservationFilter, after: PageKey | None, size: int
+    ) -> list[UUID]:
+        """Return the ids of the newest starts of some pairs, each pair's newest found by the pair's own index."""
+        found: list[tuple[datetime, UUID]] = []
+        for pair_id in pairs:
+            query = select(_it.observed_at, _it.id).where(_it.pair_id == pair_id, *_conditions(where))
+            found += [(row.observed_at, row.id) for row in self._connection.execute(_newest(query, after, size))]
+        return [row_id for _, row_id in nlargest(size + 1, found)]
 
     def of_pair(
         self, pair_id: UUID, include_retracted: bool = False, newest: int | None = None
@@ -204,22 +253,27 @@ class SqlObservations:
         return [observation_from_row(row, own.get(row["id"], ())) for row in rows]
 
 
-def _counted(
-    pair_id: UUID, engines: Sequence[str], last_observed_at: datetime | None, added: Sequence[Observation]
-) -> dict[str, Any]:
-    """Return what a pair's row becomes once these observations are added."""
-    times = [each.observed_at for each in added]
-    return {
-        "pair_id": pair_id,
-        "more": len(added),
-        "engines": sorted({*engines, *(each.engine.name.value for each in added)}),
-        "last_observed_at": max([*times, last_observed_at] if last_observed_at else times),
-    }
+def _counted(pair: Pair, added: Sequence[Observation]) -> Pair:
+    """Return what a pair becomes once these observations are added."""
+    newest = max(each.observed_at for each in added)
+    return replace(
+        pair,
+        revision=pair.revision + 1,
+        observation_count=pair.observation_count + len(added),
+        last_observed_at=max(newest, pair.last_observed_at or newest),
+        engines=tuple(sorted({*pair.engines, *(each.engine.name for each in added)})),
+    )
+
+
+def _newest(query: Select[Any], after: PageKey | None, size: int) -> Select[Any]:
+    return newest_first(query, _it.observed_at, _it.id, after, size)
 
 
 def _conditions(where: ObservationFilter) -> list[ColumnElement[bool]]:
     wanted = [(name, getattr(where, name)) for name in _EQUALS]
     conditions: list[ColumnElement[bool]] = [_it[name] == value for name, value in wanted if value is not None]
+    if where.outcome not in (None, Outcome.READY):
+        conditions.append(_it.outcome != literal_column("'ready'"))  # said as the index says it, else it is not used
     if where.since is not None:
         conditions.append(_it.observed_at >= where.since)
     if where.until is not None:

@@ -12,6 +12,7 @@ from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, func, o
 from kvyield_server.domain.observation import Hardware, Model
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
+from kvyield_server.storage.known_pairs import KnownPairs, Name, name_of
 from kvyield_server.storage.paging import cut, pair_key
 from kvyield_server.storage.records import Page, PageKey, Pair, PairName
 from kvyield_server.storage.rows import pair_from_row
@@ -20,8 +21,8 @@ from kvyield_server.storage.values import merge_hardware, merge_model, new_id, p
 
 _hardware, _model, _pair = tables.hardware.c, tables.model.c, tables.pair.c
 _OWNERS = ("hardware_id", "model_id")
-_SOURCE = tables.pair.join(tables.hardware).join(tables.model)
-_PAIRS = select(
+SOURCE = tables.pair.join(tables.hardware).join(tables.model)
+PAIRS = select(
     tables.pair,
     _hardware.gpu,
     _hardware.gpu_count,
@@ -30,23 +31,22 @@ _PAIRS = select(
     _model.name.label("model"),
     _model.revision.label("model_revision"),
     _model.facts,
-).select_from(_SOURCE)
+).select_from(SOURCE)
 
-_NAMED = _PAIRS.where(
+_NAMED = PAIRS.where(
     _hardware.gpu == bindparam("gpu"), _hardware.gpu_count == bindparam("gpu_count"), _model.name == bindparam("model")
 )
-_AMONG = _PAIRS.where(
+_AMONG = PAIRS.where(
     _hardware.gpu.in_(bindparam("gpus", expanding=True)), _model.name.in_(bindparam("models", expanding=True))
 )
 _MOST_NAMED = 50  # of each kind in one query, which finds all their combinations
 
-Name = tuple[str, int, str]
-
 
 class SqlPairs:
-    def __init__(self, connection: Connection, clock: Callable[[], datetime]) -> None:
+    def __init__(self, connection: Connection, clock: Callable[[], datetime], known: KnownPairs) -> None:
         self._connection = connection
         self._clock = clock
+        self._remembered = known
 
     def ensure(self, hardware: Hardware, model: Model) -> Pair:
         refuse_unstorable((hardware, model))
@@ -57,29 +57,29 @@ class SqlPairs:
             self._merge_model(row, merge_model(known.model, model), known.model),
         ]
         if not any(is_news):
+            self._remembered.keep(known)
             return known
+        self._remembered.clear()  # what is written for one pair may be shared by others
         touched = or_(*(_pair[name] == row[name] for name, news in zip(_OWNERS, is_news, strict=True) if news))
         self._connection.execute(update(tables.pair).where(touched).values(revision=_pair.revision + 1))
-        return self._one(_PAIRS.where(_pair.id == known.id))
+        return self._one(PAIRS.where(_pair.id == known.id))
 
     def ensure_all(self, wanted: Sequence[tuple[Hardware, Model]]) -> list[Pair]:
-        known = self._among({_name_of(*each) for each in wanted})
+        names = [name_of(*each) for each in wanted]
+        self._look_up({name for name in names if self._remembered.get(name) is None})
         pairs: list[Pair] = []
-        for hardware, model in wanted:
-            found = known.get(_name_of(hardware, model))
+        for name, (hardware, model) in zip(names, wanted, strict=True):
+            found = self._remembered.get(name)
             if found is None or not _is_old_news(found, hardware, model):
-                known = {}  # what is written for one pair may be shared by others
                 found = self.ensure(hardware, model)
             pairs.append(found)
         return pairs
 
-    def _among(self, names: Iterable[Name]) -> dict[Name, Pair]:
-        found: dict[Name, Pair] = {}
+    def _look_up(self, names: Iterable[Name]) -> None:
         for some in batched(names, _MOST_NAMED):
             values = {"gpus": [name[0] for name in some], "models": [name[2] for name in some]}
-            pairs = [pair_from_row(row) for row in self._connection.execute(_AMONG, values).mappings()]
-            found |= {_name_of(pair.hardware, pair.model): pair for pair in pairs}
-        return found
+            for row in self._connection.execute(_AMONG, values).mappings():
+                self._remembered.keep(pair_from_row(row))
 
     def _named(self, gpu: str, gpu_count: int, model: str) -> RowMapping | None:
         names = {"gpu": gpu, "gpu_count": gpu_count, "model": model}
@@ -96,7 +96,7 @@ class SqlPairs:
             "engines": [],
         }
         insert_rows(self._connection, tables.pair, [row])
-        return self._connection.execute(_PAIRS.where(_pair.id == row["id"])).mappings().one()
+        return self._connection.execute(PAIRS.where(_pair.id == row["id"])).mappings().one()
 
     def _hardware_id(self, hardware: Hardware) -> UUID:
         query = select(_hardware.id).where(_hardware.gpu == hardware.gpu, _hardware.gpu_count == hardware.gpu_count)
@@ -130,26 +130,26 @@ class SqlPairs:
         return True
 
     def get(self, pair_id: UUID) -> Pair | None:
-        return self._first(_PAIRS.where(_pair.id == pair_id))
+        return self._first(PAIRS.where(_pair.id == pair_id))
 
     def find(self, gpu: str, gpu_count: int, model: str) -> Pair | None:
         row = self._named(gpu, gpu_count, model)
         return None if row is None else pair_from_row(row)
 
     def names(self) -> tuple[PairName, ...]:
-        query = select(_pair.id, _hardware.gpu, _hardware.gpu_count, _model.name.label("model")).select_from(_SOURCE)
+        query = select(_pair.id, _hardware.gpu, _hardware.gpu_count, _model.name.label("model")).select_from(SOURCE)
         names = [PairName(**row) for row in self._connection.execute(query).mappings()]
         return tuple(sorted(names, key=lambda name: (name.model, name.gpu, name.gpu_count)))
 
     def page(self, search: str | None, after: PageKey | None, size: int) -> Page[Pair]:
-        query = _PAIRS
+        query = PAIRS
         if search:
             columns = (_model.name, _hardware.gpu)
             query = query.where(or_(*(func.lower(each).contains(search.lower(), autoescape=True) for each in columns)))
         return cut(self._all(newest_first(query, _pair.created_at, _pair.id, after, size)), size, pair_key)
 
     def of_model(self, model: str) -> tuple[Pair, ...]:
-        return tuple(self._all(_PAIRS.where(_model.name == model).order_by(_pair.created_at, _pair.id)))
+        return tuple(self._all(PAIRS.where(_model.name == model).order_by(_pair.created_at, _pair.id)))
 
     def posted_by(self, token_id: UUID) -> frozenset[UUID]:
         observation = tables.observation.c
@@ -157,6 +157,7 @@ class SqlPairs:
         return frozenset(self._connection.execute(query).scalars())
 
     def bump(self, pair_id: UUID) -> int:
+        self._remembered.clear()
         statement = update(tables.pair).where(_pair.id == pair_id).values(revision=_pair.revision + 1)
         revision: int | None = self._connection.execute(statement.returning(_pair.revision)).scalar()
         if revision is None:
@@ -171,10 +172,6 @@ class SqlPairs:
 
     def _one(self, query: Select[Any]) -> Pair:
         return pair_from_row(self._connection.execute(query).mappings().one())
-
-
-def _name_of(hardware: Hardware, model: Model) -> Name:
-    return hardware.gpu, hardware.gpu_count, model.name
 
 
 def _is_old_news(pair: Pair, hardware: Hardware, model: Model) -> bool:

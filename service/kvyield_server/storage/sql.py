@@ -17,6 +17,7 @@ from kvyield_server.storage.audit import SqlAudit
 from kvyield_server.storage.connections import LOCK_WAIT_SECONDS
 from kvyield_server.storage.faults import translated
 from kvyield_server.storage.fits import SqlFits
+from kvyield_server.storage.known_pairs import KnownPairs
 from kvyield_server.storage.observations import SqlObservations
 from kvyield_server.storage.pairs import SqlPairs
 from kvyield_server.storage.recommendations import SqlRecommendations
@@ -40,10 +41,13 @@ def _same_revision(unit: UnitOfWork) -> None:
 class SqlUnitOfWork:
     """Repositories over one connection that is in a transaction."""
 
-    def __init__(self, connection: Connection, clock: Callable[[], datetime] = utc_now) -> None:
+    def __init__(
+        self, connection: Connection, clock: Callable[[], datetime] = utc_now, known: KnownPairs | None = None
+    ) -> None:
+        known = KnownPairs() if known is None else known
         self.connection = connection
-        self.pairs = SqlPairs(connection, clock)
-        self.observations = SqlObservations(connection, clock)
+        self.pairs = SqlPairs(connection, clock, known)
+        self.observations = SqlObservations(connection, clock, known)
         self.fits = SqlFits(connection)
         self.recommendations = SqlRecommendations(connection, self.observations)
         self.tokens = SqlTokens(connection)
@@ -58,11 +62,16 @@ class SqlStorage:
         self._writing_engine = writer
         self._is_closed = False
         self._stamps = Stamps(reader)
-        self._writer: Writer[UnitOfWork] = Writer(writer, SqlUnitOfWork)
+        self._known = KnownPairs()
+        self._writer: Writer[UnitOfWork] = Writer(writer, self._unit, self._known.clear)
 
     @property
     def queue_depth(self) -> int:
         return self._writer.depth
+
+    def _unit(self, connection: Connection) -> SqlUnitOfWork:
+        self._known.begin(connection)
+        return SqlUnitOfWork(connection, known=self._known)
 
     @contextmanager
     def read(self) -> Iterator[UnitOfWork]:

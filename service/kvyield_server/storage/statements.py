@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Dialect, Executable, Select, Table, bindparam, insert, literal, tuple_
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import ColumnElement, Connection, Dialect, Select, Table, bindparam, insert, literal, tuple_
+from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from kvyield_server.storage.faults import translated
 from kvyield_server.storage.records import PageKey
 
 T = TypeVar("T")
+MOST_TOGETHER = 128  # rows in one statement: of the widest table far fewer values than either database takes
+_NAMED = re.compile(r"%\(\w+\)s")
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -24,52 +27,64 @@ def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Insert rows; a broken constraint raises ConflictError, NotFoundError or InvalidError."""
+    """Insert rows, many in one statement; a broken constraint raises ConflictError, NotFoundError or InvalidError."""
     if not rows:
         return
+    names = tuple(rows[0])
+    shape = row_shape(table, names, connection.dialect)
+    head = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES "  # noqa: S608 - names of our own tables
+    for some in batched(rows, MOST_TOGETHER):
+        run(connection, head + shape.placeholders(len(some)), shape.values(some))
+
+
+def run(connection: Connection, text: str, values: Sequence[Any] = ()) -> Any:
+    """Run a statement on the driver's own cursor and return that cursor.
+
+    SQLAlchemy's own way costs as much as a small write. Its errors are raised all the same, a broken constraint as
+    ConflictError, NotFoundError or InvalidError.
+    """
+    dialect, driver = connection.dialect, connection.connection
+    errors: Any = dialect.loaded_dbapi
+    cursor: Any = driver.cursor()
     try:
-        run_compiled(connection, _insertion(table, tuple(rows[0])), rows)
-    except IntegrityError as error:
-        raise translated(error) from error
+        cursor.execute(text, values)
+    except errors.Error as error:
+        is_lost = dialect.is_disconnect(error, driver.dbapi_connection, cursor)
+        if is_lost:
+            connection.invalidate(error)
+        told = DBAPIError.instance(
+            text, None, error, errors.Error, hide_parameters=True, connection_invalidated=is_lost, dialect=dialect
+        )
+        raise (translated(told) if isinstance(told, IntegrityError) else told) from error
+    return cursor
 
 
-def run_compiled(connection: Connection, statement: Executable, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Run a statement that the module keeps, once per row of its parameters, and ask for nothing back."""
-    compiled = _compiled(statement, connection.dialect)
-    values = [compiled.values(row) for row in rows]
-    connection.exec_driver_sql(compiled.text, values[0] if len(values) == 1 else values)
+class RowShape:
+    """How rows of some columns are written as placeholders, and their values bound.
 
+    Many rows in one statement: a driver gives up the interpreter's lock for each, and may wait long to get it back.
+    """
 
-class _Compiled:
-    """A statement compiled once: its rows skip what SQLAlchemy would decide anew for each of them."""
+    def __init__(self, table: Table, names: Sequence[str], dialect: Dialect) -> None:
+        compiled: Any = insert(table).values({name: bindparam(name) for name in names}).compile(dialect=dialect)
+        self._row = _NAMED.sub("%s", str(compiled).partition(" VALUES ")[2])
+        processors = [table.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
+        self._binds = list(zip(names, processors, strict=True))
 
-    def __init__(self, statement: Executable, dialect: Dialect) -> None:
-        compiled: Any = statement.compile(dialect=dialect)  # type: ignore[attr-defined]  # an element, whatever its type says
-        names = compiled.positiontup or list(compiled.binds)
-        self.text = str(compiled)
-        self._is_positional = dialect.positional
-        self._fixed = {name: compiled.binds[name].value for name in names if not compiled.binds[name].required}
-        self._binds = [
-            (name, compiled.binds[name].type.dialect_impl(dialect).bind_processor(dialect)) for name in names
-        ]
+    def placeholders(self, count: int) -> str:
+        """Return ``(?, ?), (?, ?)`` for so many rows, with casts where the dialect needs them."""
+        return ", ".join([self._row] * count)
 
-    def values(self, row: Mapping[str, Any]) -> Any:
-        """Return a row as the driver takes it."""
-        given = {**self._fixed, **row} if self._fixed else row
-        bound = [bind(given[name]) if bind else given[name] for name, bind in self._binds]
-        if self._is_positional:
-            return tuple(bound)
-        return {name: value for (name, _), value in zip(self._binds, bound, strict=True)}
-
-
-@lru_cache(64)
-def _compiled(statement: Executable, dialect: Dialect) -> _Compiled:
-    return _Compiled(statement, dialect)
+    def values(self, rows: Iterable[Mapping[str, Any]]) -> list[Any]:
+        """Return the values of all rows, one after the other, as the driver takes them."""
+        binds = self._binds
+        return [bind(row[name]) if bind else row[name] for row in rows for name, bind in binds]
 
 
 @lru_cache(64)
-def _insertion(table: Table, names: tuple[str, ...]) -> Executable:
-    return insert(table).values({name: bindparam(name) for name in names})
+def row_shape(table: Table, names: tuple[str, ...], dialect: Dialect) -> RowShape:
+    """Return the shape of rows with these columns in this order."""
+    return RowShape(table, names, dialect)
 
 
 def newest_first(

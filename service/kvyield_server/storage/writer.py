@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine
 
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.storage.faults import translated, unavailable
+from kvyield_server.storage.statements import run
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -45,12 +46,16 @@ class _Entry(Generic[U]):
 class Writer(Generic[U]):
     """Runs jobs in order of arrival. ``unit`` makes a unit of work of a connection that is in a transaction.
 
-    ``has_failed`` says that the database did not take the last write.
+    ``undone`` is called whenever something that a job wrote was, or may have been, undone. ``has_failed`` says that the
+    database did not take the last write.
     """
 
-    def __init__(self, engine: Engine, unit: Callable[[Connection], U]) -> None:
+    def __init__(
+        self, engine: Engine, unit: Callable[[Connection], U], undone: Callable[[], None] = lambda: None
+    ) -> None:
         self._engine = engine
         self._unit = unit
+        self._undone = undone
         self._queue: deque[_Entry[U]] = deque()
         self._wake = Condition()
         self._is_closing = False
@@ -108,10 +113,13 @@ class Writer(Generic[U]):
         try:
             outcomes = self._attempt(entries) if entries else []
         except _UnreachableError as error:
+            self._undone()
             self._fail([*entries, *self._drained()], error.__cause__ or error)
         except _BrokenError as error:
+            self._undone()
             self._write_apart(entries, error.__cause__ or error)
         except Exception as error:  # the commit itself failed: it may or may not be on disk, so nobody is told it is
+            self._undone()
             self._fail(entries, error)
         else:
             self.has_failed = self._is_unwell if entries else self.has_failed
@@ -136,10 +144,11 @@ class Writer(Generic[U]):
     def _run(self, connection: Connection, job: Callable[[U], Any]) -> Callable[[Future[Any]], None]:
         """Return how to tell the job's future, once the group is committed."""
         try:
-            connection.exec_driver_sql("SAVEPOINT job")
+            run(connection, "SAVEPOINT job")
             result = job(self._unit(connection))
-            connection.exec_driver_sql("RELEASE SAVEPOINT job")
+            run(connection, "RELEASE SAVEPOINT job")
         except BaseException as error:
+            self._undone()
             _undo(connection, error)
             failure = translated(error)
             self._is_unwell = self._is_unwell or isinstance(failure, StorageUnavailableError)

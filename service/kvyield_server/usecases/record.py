@@ -54,6 +54,24 @@ def record(
     return job
 
 
+def record_new(arrivals: Sequence[Arrival]) -> Callable[[UnitOfWork], list[Recorded]]:
+    """Return the job that keeps observations all of which are likely new: nothing is looked up before.
+
+    The job raises ConflictError when one of them is known after all, InvalidError as ``record`` would for one of them;
+    nothing is kept then.
+    """
+
+    def job(uow: UnitOfWork) -> list[Recorded]:
+        if len({each.digest for each in arrivals}) < len(arrivals):
+            raise ConflictError("The same observation came twice.")
+        for each in arrivals:
+            require_made(uow, each.observation)
+        kept = _kept(uow, arrivals)
+        return [Recorded(kept[each.digest], is_new=True) for each in arrivals]
+
+    return job
+
+
 def record_all(arrivals: Sequence[Arrival]) -> Callable[[UnitOfWork], list[Outcome]]:
     """Return the job that keeps observations in the order given and says of each what ``record`` would have."""
 
