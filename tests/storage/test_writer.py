@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, NullPool, create_engine, event, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from kvyield_server.errors import StorageUnavailableError
@@ -45,7 +45,9 @@ def insert(number: int) -> Any:
 
 
 def rows(engine: Engine) -> int:
-    with engine.connect() as connection:
+    """Count rows as another client sees them: the writer keeps its own connection."""
+    other = create_engine(engine.url, poolclass=NullPool)
+    with other.connect() as connection:
         return int(connection.execute(text("SELECT count(*) FROM hardware")).scalar_one())
 
 

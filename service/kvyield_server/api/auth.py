@@ -93,7 +93,8 @@ async def refuse_other_hosts(connection: ASGIConnection[Any, Any, Any, Any]) -> 
     server = connection.scope.get("server")
     if server is None or not is_loopback(str(server[0])) or connection.scope["path"].startswith(_PROBES):
         return
-    others = [host for host in connection.headers.getall("host", []) if not is_loopback(_without_port(host))]
+    hosts = (value.decode("latin-1") for name, value in connection.scope["headers"] if name == b"host")
+    others = [host for host in hosts if not is_loopback(_without_port(host))]
     if others and not await connection.app.state.gate.is_closed(connection.app.state.services):
         raise ForbiddenError(
             f"The Host header is {others[0][:100]!r}; without tokens this answers at 127.0.0.1 and localhost alone. "

@@ -47,8 +47,8 @@ def _read(item: msgspec.Raw, token_id: UUID | None) -> Arrival | Exception:
 
 def _count(services: Services, results: Sequence[Recorded | Exception]) -> None:
     recorded = [result.is_new for result in results if isinstance(result, Recorded)]
-    services.metrics.observations.labels("new").inc(sum(recorded))
-    services.metrics.observations.labels("again").inc(len(recorded) - sum(recorded))
+    services.metrics.new_observations.inc(sum(recorded))
+    services.metrics.known_observations.inc(len(recorded) - sum(recorded))
 
 
 def _item(index: int, result: Recorded | Exception, where: ProblemContext) -> BatchItemOut:

@@ -28,11 +28,11 @@ class EncodedResponse(Response[T]):
         media_type: str = MediaType.JSON,
         headers: dict[str, str] | None = None,
     ) -> None:
-        named = {"content-type": media_type, "content-length": str(len(body)), **(headers or {})}
         super().__init__(None, status_code=status_code)  # type: ignore[arg-type]  # the content is encoded already
-        self._sender = Sender(
-            body, status_code, [(name.lower().encode(), text.encode()) for name, text in named.items()]
-        )
+        head = [(b"content-type", str(media_type).encode()), (b"content-length", str(len(body)).encode())]
+        for name, text in (headers or {}).items():
+            head.append((name.lower().encode(), text.encode()))
+        self._sender = Sender(body, status_code, head)
 
     def to_asgi_response(self, app: Any, request: Request[Any, Any, Any], **_: Any) -> Any:  # noqa: ARG002 - the framework's signature
         """Return what sends the answer."""

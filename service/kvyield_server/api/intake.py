@@ -12,8 +12,7 @@ from kvyield_server.usecases.ports import Storage, UnitOfWork
 from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, record_all, record_new
 
 MOST_TOGETHER = 64
-MOST_WRITES = 1
-COMPANY_SECONDS = 0.004
+LEAST_TOGETHER = 16
 
 T = TypeVar("T")
 Job = Callable[[UnitOfWork], Recorded]
@@ -27,8 +26,7 @@ class Intake:
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
         self._waiting: list[Waiting] = []
-        self._writes = 0
-        self._is_due = self._is_crowded = False
+        self._is_writing = False
 
     async def take(self, arrival: Arrival) -> Recorded:
         """Record one start.
@@ -54,22 +52,14 @@ class Intake:
         return [await self._alone(arrival) for arrival in arrivals]
 
     def _write_soon(self) -> None:
-        """Write at once what comes alone; where many post at once, wait a little for company."""
-        if self._is_due or self._writes >= MOST_WRITES or not self._waiting:
+        """Write what waits, one write at a time. Of many that wait only half: the rest is read and answered meanwhile,
+        where clients that all wait for the same write would leave this loop idle until it ends."""
+        if self._is_writing or not self._waiting:
             return
-        if self._is_crowded:
-            self._is_due = True
-            asyncio.get_running_loop().call_later(COMPANY_SECONDS, self._write)
-        else:
-            self._write()
-
-    def _write(self) -> None:
-        self._is_due = False
-        if self._waiting and self._writes < MOST_WRITES:
-            together, self._waiting = self._waiting[:MOST_TOGETHER], self._waiting[MOST_TOGETHER:]
-            self._writes += 1
-            self._is_crowded = len(together) > 1
-            self._put(together, record_new)
+        count = min(MOST_TOGETHER, max(LEAST_TOGETHER, len(self._waiting) // 2))
+        together, self._waiting = self._waiting[:count], self._waiting[count:]
+        self._is_writing = True
+        self._put(together, record_new)
 
     def _put(self, together: list[Waiting], jobs: Jobs) -> None:
         loop = asyncio.get_running_loop()
@@ -81,7 +71,7 @@ class Intake:
         if isinstance(error, KvyieldError) and jobs is record_new and not isinstance(error, StorageUnavailableError):
             self._put(together, record_all)
             return
-        self._writes -= 1
+        self._is_writing = False
         self._write_soon()
         if error is None:
             for (_, answer), outcome in zip(together, done.result(), strict=True):

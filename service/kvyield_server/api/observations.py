@@ -47,7 +47,7 @@ async def post_observation(request: Request[Any, Any, Any], data: JSONBody[Obser
     raise_faults(observation_faults(data))
     start = to_domain(data, new_id=new_id(), now=now)
     recorded = await services.intake.take(Arrival(start, content_digest(data), token_id_of(request), now))
-    services.metrics.observations.labels("new" if recorded.is_new else "again").inc()
+    (services.metrics.new_observations if recorded.is_new else services.metrics.known_observations).inc()
     return _answer(recorded)
 
 

@@ -9,6 +9,7 @@ import re
 import secrets
 import sys
 import time
+from datetime import UTC, datetime
 from threading import Lock
 from typing import Any, TextIO
 
@@ -16,8 +17,6 @@ import msgspec
 import structlog
 from litestar.types import Message, Scope, Send
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-
-log = structlog.get_logger("kvyield.request")
 
 REQUEST_ID = "kvyield_request_id"
 CALLER = "kvyield_caller"
@@ -43,9 +42,10 @@ class Metrics:
         self.seconds = Histogram(
             "kvyield_http_request_seconds", "Time to the whole answer.", ["method", "route"], registry=self.registry
         )
-        self.observations = Counter(
+        observations = Counter(
             "kvyield_observations", "Observations taken, by what became of them.", ["result"], registry=self.registry
         )
+        self.new_observations, self.known_observations = observations.labels("new"), observations.labels("again")
         self.recommendations = Counter(
             "kvyield_recommendations", "Recommendations given, by status.", ["status"], registry=self.registry
         )
@@ -97,16 +97,39 @@ class Telemetry:
         route = self._scope.get("path_template") or _UNTEMPLATED
         seconds = time.perf_counter() - self._started
         self._metrics.count(method, route, self._status, seconds)
-        log.info(
-            "request",
-            method=method,
-            route=route,
-            path=self._scope.get("path", ""),
-            status=self._status,
-            milliseconds=round(seconds * 1000, 2),
-            request_id=self._id,
-            caller=self._scope["state"].get(CALLER),
+        _request_log.tell(
+            {
+                "method": method,
+                "route": route,
+                "path": self._scope.get("path", ""),
+                "status": self._status,
+                "milliseconds": round(seconds * 1000, 2),
+                "request_id": self._id,
+                "caller": self._scope["state"].get(CALLER),
+                "event": "request",
+                "level": "info",
+            }
         )
+
+
+class RequestLog:
+    """Writes the line of each request as the other loggers would, without their chain of processors."""
+
+    def __init__(self) -> None:
+        self._lines: _Lines | None = None
+
+    def write_to(self, lines: _Lines | None) -> None:
+        """Write to these lines; to none when the level is above that of requests."""
+        self._lines = lines
+
+    def tell(self, fields: dict[str, Any]) -> None:
+        """Write a line, with the time added."""
+        if self._lines is not None:
+            fields["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            self._lines.msg(_json(fields))
+
+
+_request_log = RequestLog()
 
 
 def request_id_of(scope: Any) -> str:
@@ -130,6 +153,7 @@ def configure_logs(level: str) -> None:
         logger_factory=lambda *_: _Lines(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    _request_log.write_to(_Lines(sys.stderr) if number <= logging.INFO else None)
     handler = logging.StreamHandler(sys.stderr)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from math import isfinite
 from typing import Annotated, Generic, TypeVar
 
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 from kvyield_server.domain.answers import Caution, Estimate
 from kvyield_server.schemas.strict import Fault
@@ -60,11 +61,12 @@ class WarningOut(Struct, frozen=True, kw_only=True):
     detail: str
 
 
-def size_faults(body: Struct | None, pointer: str, names: Iterable[str] | None = None) -> Iterator[Fault]:
+def size_faults(body: Struct | None, pointer: str, names: Collection[str] = ()) -> Iterator[Fault]:
     """Yield each figure of a struct that is neither 0 nor large enough to have been measured."""
-    for name in (names or body.__struct_fields__) if body else ():
-        value = getattr(body, name)
-        if isinstance(value, float) and 0 < abs(value) < SMALLEST:
+    if body is None:
+        return
+    for name, value in zip(body.__struct_fields__, astuple(body), strict=True):
+        if isinstance(value, float) and -SMALLEST < value < SMALLEST and value and (not names or name in names):
             detail = f"{name} is {value}; it must be 0 or at least {SMALLEST:.6f}."
             yield Fault(f"{pointer}/{name}", detail)
 

@@ -47,7 +47,7 @@ def run(connection: Connection, text: str, values: Sequence[Any] = ()) -> Any:
     errors: Any = dialect.loaded_dbapi
     cursor: Any = driver.cursor()
     try:
-        cursor.execute(text, values)
+        cursor.execute(text, *((values,) if values else ()))
     except errors.Error as error:
         is_lost = dialect.is_disconnect(error, driver.dbapi_connection, cursor)
         if is_lost:

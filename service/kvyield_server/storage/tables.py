@@ -6,7 +6,9 @@ that are shown again as they were given.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -46,6 +48,17 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value.tzinfo is None:
             raise InvalidError([("", "a time without a zone cannot be stored")])
         return value.astimezone(UTC)
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[datetime | None], Any] | None:
+        """Return how a time becomes the driver's: on SQLite at once the text that SQLAlchemy would make of it."""
+        if dialect.name != "sqlite":
+            return super().bind_processor(dialect)
+
+        def bound(value: datetime | None) -> str | None:
+            moment = self.process_bind_param(value, dialect)
+            return None if moment is None else moment.replace(tzinfo=None).isoformat(" ", "microseconds")
+
+        return bound
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
         if value is None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.storage.faults import translated, unavailable
@@ -59,6 +60,7 @@ class Writer(Generic[U]):
         self._queue: deque[_Entry[U]] = deque()
         self._wake = Condition()
         self._is_closing = False
+        self._connection: Connection | None = None
         self.has_failed = self._is_unwell = False
         self._thread = Thread(target=self._loop, name="kvyield-writer", daemon=True)
         self._thread.start()
@@ -98,6 +100,7 @@ class Writer(Generic[U]):
     def _loop(self) -> None:
         while entries := self._next_group():
             self._write([entry for entry in entries if entry.is_alone or entry.future.set_running_or_notify_cancel()])
+        self._disconnect()
 
     def _next_group(self) -> list[_Entry[U]]:
         with self._wake:
@@ -133,13 +136,40 @@ class Writer(Generic[U]):
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
-        with ExitStack() as stack:
-            try:
-                connection = stack.enter_context(self._engine.connect())
-                stack.enter_context(connection.begin())
-            except Exception as error:
-                raise _UnreachableError from error
+        """One transaction, on the connection that the last one left well."""
+        try:
+            connection = self._begun()
+        except Exception as error:
+            self._disconnect()
+            raise _UnreachableError from error
+        try:
             yield connection
+            connection.commit()
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _begun(self) -> Connection:
+        """Return a connection in a transaction, a new one where the last was lost meanwhile."""
+        if self._connection is not None:
+            try:
+                self._connection.begin()
+                return self._connection
+            except DBAPIError as error:
+                if not error.connection_invalidated:
+                    raise
+                self._disconnect()
+        self._connection = self._engine.connect()
+        self._connection.begin()
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """End the connection, and with it what is not committed: one that failed is not trusted with a rollback."""
+        connection, self._connection = self._connection, None
+        with suppress(SQLAlchemyError):
+            if connection is not None:
+                connection.invalidate()
+                connection.close()
 
     def _run(self, connection: Connection, job: Callable[[U], Any]) -> Callable[[Future[Any]], None]:
         """Return how to tell the job's future, once the group is committed."""

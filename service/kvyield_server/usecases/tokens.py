@@ -6,6 +6,7 @@ import hashlib
 import hmac
 import secrets
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from ipaddress import ip_address
 
 from kvyield_server.errors import AmbiguousError, InvalidError, NotFoundError, UnauthenticatedError
@@ -16,6 +17,7 @@ from kvyield_server.usecases.audit import COMMAND_LINE, audited
 
 PREFIX = "kvy_"
 TOUCH_EVERY = timedelta(minutes=1)
+_LONGEST_ADDRESS = 100
 
 
 def new_token(name: str, role: Role, *, now: datetime, expires_at: datetime | None) -> tuple[ApiToken, str]:
@@ -72,8 +74,11 @@ def any_valid_token(uow: UnitOfWork, now: datetime) -> bool:
 
 def is_loopback(host: str) -> bool:
     """Say whether an address to listen on is reached from this machine only."""
-    if host == "localhost":
-        return True
+    return host == "localhost" or (len(host) <= _LONGEST_ADDRESS and _is_loopback_address(host))
+
+
+@lru_cache(1024)
+def _is_loopback_address(host: str) -> bool:
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
