@@ -39,7 +39,7 @@ from kvyield_server.storage.rows import (
     verification_from_row,
     verification_to_row,
 )
-from kvyield_server.storage.statements import MOST_TOGETHER, batched, insert_rows, newest_first, row_shape, run
+from kvyield_server.storage.statements import MOST_TOGETHER, batched, insert_rows, newest_first, row_shape
 from kvyield_server.storage.values import refuse_unstorable
 
 _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verification.c
@@ -53,7 +53,7 @@ _MATCHING = _ALL.where(
     )
 )
 _COUNTED = ("id", "observation_count", "last_observed_at", "engines")
-_COUNT = """WITH added ({names}) AS (VALUES {rows})
+_COUNT = """WITH added (id, observation_count, last_observed_at, engines) AS (VALUES {rows})
 UPDATE pair SET revision = pair.revision + 1, observation_count = pair.observation_count + added.observation_count,
 last_observed_at = added.last_observed_at, engines = added.engines FROM added WHERE pair.id = added.id"""
 MOST_PAIRS = 50  # of one GPU or model, to be asked one by one; the starts of more are found among all starts
@@ -109,13 +109,16 @@ class SqlObservations:
             own.setdefault(stored.pair_id, []).append(stored.observation)
         for some in batched(own.items(), MOST_TOGETHER):
             counted = [_counted(pairs[pair_id], observations) for pair_id, observations in some]
-            shape = row_shape(tables.pair, _COUNTED, self._connection.dialect)
-            names, rows = ", ".join(_COUNTED), shape.placeholders(len(counted))
             changes = [
-                {**{name: getattr(pair, name) for name in _COUNTED}, "observation_count": len(own[pair.id])}
+                {
+                    "id": pair.id,
+                    "observation_count": len(own[pair.id]),
+                    "last_observed_at": pair.last_observed_at,
+                    "engines": pair.engines,
+                }
                 for pair in counted
             ]
-            run(self._connection, _COUNT.format(names=names, rows=rows), shape.values(changes))
+            row_shape(tables.pair, _COUNTED, self._connection.dialect).run(self._connection, _COUNT, changes)
             for pair in counted:
                 self._remembered.keep(pair)
 
@@ -256,12 +259,13 @@ class SqlObservations:
 def _counted(pair: Pair, added: Sequence[Observation]) -> Pair:
     """Return what a pair becomes once these observations are added."""
     newest = max(each.observed_at for each in added)
+    engines = {each.engine.name for each in added}
     return replace(
         pair,
         revision=pair.revision + 1,
         observation_count=pair.observation_count + len(added),
         last_observed_at=max(newest, pair.last_observed_at or newest),
-        engines=tuple(sorted({*pair.engines, *(each.engine.name for each in added)})),
+        engines=pair.engines if engines.issubset(pair.engines) else tuple(sorted(engines.union(pair.engines))),
     )
 
 

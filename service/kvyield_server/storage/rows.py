@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -36,6 +36,7 @@ Row = Mapping[Any, Any]
 T = TypeVar("T")
 
 _TYPED_MEASUREMENTS = ("pool_tokens", "free_at_ready_gib")
+_OTHER_MEASUREMENTS = tuple(each.name for each in fields(Measurements) if each.name not in _TYPED_MEASUREMENTS)
 
 
 def _struct(document: object, kind: type[T]) -> T:
@@ -45,8 +46,8 @@ def _struct(document: object, kind: type[T]) -> T:
 
 def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
     it = stored.observation
-    measurements = {name: value for name, value in plain(it.measurements).items() if value is not None}
-    typed = {name: measurements.pop(name, None) for name in _TYPED_MEASUREMENTS}
+    measured = it.measurements
+    others = {name: value for name in _OTHER_MEASUREMENTS if (value := getattr(measured, name)) is not None}
     return {
         "id": it.id,
         "pair_id": stored.pair_id,
@@ -67,11 +68,12 @@ def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
         "engine_variant": it.engine.variant,
         "outcome": it.outcome.value,
         "fraction": it.fraction,
-        **typed,
+        "pool_tokens": measured.pool_tokens,
+        "free_at_ready_gib": measured.free_at_ready_gib,
         "recommendation_id": it.recommendation_id,
         "flags": dict(it.flags),
         "facts": dict(it.model.facts),
-        "measurements": measurements,
+        "measurements": others,
         "failure": None if it.failure is None else plain(it.failure),
         "log_excerpt": it.log_excerpt,
     }

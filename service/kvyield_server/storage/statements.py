@@ -32,9 +32,9 @@ def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str
         return
     names = tuple(rows[0])
     shape = row_shape(table, names, connection.dialect)
-    head = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES "  # noqa: S608 - names of our own tables
+    text = f"INSERT INTO {table.name} ({', '.join(names)}) VALUES {{rows}}"  # noqa: S608 - names of our own tables
     for some in batched(rows, MOST_TOGETHER):
-        run(connection, head + shape.placeholders(len(some)), shape.values(some))
+        shape.run(connection, text, some)
 
 
 def run(connection: Connection, text: str, values: Sequence[Any] = ()) -> Any:
@@ -71,14 +71,16 @@ class RowShape:
         processors = [table.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
         self._binds = list(zip(names, processors, strict=True))
 
-    def placeholders(self, count: int) -> str:
-        """Return ``(?, ?), (?, ?)`` for so many rows, with casts where the dialect needs them."""
-        return ", ".join([self._row] * count)
+        self._texts: dict[tuple[str, int], str] = {}
 
-    def values(self, rows: Iterable[Mapping[str, Any]]) -> list[Any]:
-        """Return the values of all rows, one after the other, as the driver takes them."""
+    def run(self, connection: Connection, text: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Run a statement whose ``{rows}`` stands for these rows, at most ``MOST_TOGETHER``."""
+        key = (text, len(rows))
+        if key not in self._texts:
+            self._texts[key] = text.format(rows=", ".join([self._row] * len(rows)))
         binds = self._binds
-        return [bind(row[name]) if bind else row[name] for row in rows for name, bind in binds]
+        values = [bind(row[name]) if bind else row[name] for row in rows for name, bind in binds]
+        run(connection, self._texts[key], values)
 
 
 @lru_cache(64)

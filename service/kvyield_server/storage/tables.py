@@ -47,7 +47,7 @@ class UtcDateTime(TypeDecorator[datetime]):
             return None
         if value.tzinfo is None:
             raise InvalidError([("", "a time without a zone cannot be stored")])
-        return value.astimezone(UTC)
+        return value if value.tzinfo is UTC else value.astimezone(UTC)
 
     def bind_processor(self, dialect: Dialect) -> Callable[[datetime | None], Any] | None:
         """Return how a time becomes the driver's: on SQLite at once the text that SQLAlchemy would make of it."""
