@@ -30,12 +30,13 @@ test-fast: $(STAMP) ## the suite without the slow parts (faults, simulations)
 test-pythons: $(STAMP) ## the client's tests on Python 3.10 to 3.13, each with the oldest dependencies allowed
 	$(BIN)/python tests/clients/matrix.py
 
-check: $(STAMP) ## format, lint, types, Dockerfile, installed requirements
+check: $(STAMP) ## format, lint, types, Dockerfile, installed requirements, known vulnerabilities
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy service/kvyield_server clients/python/kvyield
 	$(BIN)/hadolint docker/Dockerfile
 	$(BIN)/python -m pip check --disable-pip-version-check
+	@$(BIN)/python tests/architecture/audit.py
 
 format: $(STAMP) ## rewrite the code in the project's format
 	$(BIN)/ruff format .

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 import msgspec
-from litestar import MediaType, Request, Response
+from litestar import Request, Response
 from litestar.types import Receive, Scope, Send
 
 T = TypeVar("T")
@@ -25,11 +25,11 @@ class EncodedResponse(Response[T]):
         body: bytes,
         *,
         status_code: int = 200,
-        media_type: str = MediaType.JSON,
+        media_type: str = "application/json",
         headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(None, status_code=status_code)  # type: ignore[arg-type]  # the content is encoded already
-        head = [(b"content-type", str(media_type).encode()), (b"content-length", str(len(body)).encode())]
+        head = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
         for name, text in (headers or {}).items():
             head.append((name.lower().encode(), text.encode()))
         self._sender = Sender(body, status_code, head)

@@ -97,7 +97,7 @@ class Telemetry:
         route = self._scope.get("path_template") or _UNTEMPLATED
         seconds = time.perf_counter() - self._started
         self._metrics.count(method, route, self._status, seconds)
-        _request_log.tell(
+        request_log.tell(
             {
                 "method": method,
                 "route": route,
@@ -115,21 +115,16 @@ class Telemetry:
 class RequestLog:
     """Writes the line of each request as the other loggers would, without their chain of processors."""
 
-    def __init__(self) -> None:
-        self._lines: _Lines | None = None
-
-    def write_to(self, lines: _Lines | None) -> None:
-        """Write to these lines; to none when the level is above that of requests."""
-        self._lines = lines
+    lines: Lines | None = None  # none while the level is above that of requests
 
     def tell(self, fields: dict[str, Any]) -> None:
         """Write a line, with the time added."""
-        if self._lines is not None:
+        if self.lines is not None:
             fields["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-            self._lines.msg(_json(fields))
+            self.lines.msg(_json(fields))
 
 
-_request_log = RequestLog()
+request_log = RequestLog()
 
 
 def request_id_of(scope: Any) -> str:
@@ -150,10 +145,10 @@ def configure_logs(level: str) -> None:
     structlog.configure(
         processors=[*shared, render],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=lambda *_: _Lines(sys.stderr),
+        logger_factory=lambda *_: Lines(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    _request_log.write_to(_Lines(sys.stderr) if number <= logging.INFO else None)
+    request_log.lines = Lines(sys.stderr) if number <= logging.INFO else None
     handler = logging.StreamHandler(sys.stderr)
     formatter = structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=shared,
@@ -166,7 +161,7 @@ def configure_logs(level: str) -> None:
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[handler], force=True)
 
 
-class _Lines:
+class Lines:
     """Writes the lines of one turn of the event loop together; without a loop, at once."""
 
     def __init__(self, file: TextIO) -> None:
