@@ -1,6 +1,6 @@
 """Growth: time and memory against rows, pairs, starts, deployments, clients and bytes of log; nothing grows faster.
 
-On one embedded database that is grown to a million rows (beyond a hundred thousand copied inside it): adding, pages,
+On one embedded database that is grown to ten million rows (beyond a hundred thousand copied inside it): adding, pages,
 look-ups, filters. In the domain: fits and advice against starts of one deployment, and against deployments of one pair.
 A served ledger against clients, and log reading against bytes. Exponents are fitted to medians: 0 is constant, 1 grows
 as the input does. Fails when an answer is wrong at any size, or an exponent is more than 0.25 above what is allowed.
