@@ -28,12 +28,13 @@ from storage.samples import HARDWARE, minutes, start
 ROWS = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
 PAIRS = (100, 1_000, 10_000)
 WRITTEN_AT_MOST = 100_000
-COPYING_MIB = 2_048  # so that the random places of ten million digests are found in memory
+COPYING_MIB = 2_048
 OWN = 100
 ANY = ObservationFilter()
 COPIED = {
     "id": "printf('%016x', rowid + :shift) || lower(hex(randomblob(8)))",
-    "content_digest": "lower(hex(randomblob(32)))",
+    "content_digest": "printf('%012x', strftime('%s', observed_at) * 1000 + :shift * 60000)"
+    " || lower(hex(randomblob(20)))",
     "observed_at": "strftime('%Y-%m-%d %H:%M:%f', observed_at, :shift || ' minutes') || '000'",
 }
 """What a copied row has of its own: later times and ids that rise with them, as rows arrive."""
@@ -82,8 +83,12 @@ def add(storage: Storage, model: str, count: int) -> None:
 
 def _stored(pair_id: UUID, number: int) -> StoredObservation:
     observation = start(minutes(number), host=f"gpu-{number % 20}")
+    begun = int(observation.observed_at.timestamp() * 1000)
     return StoredObservation(
-        observation=observation, pair_id=pair_id, received_at=minutes(number), content_digest=uuid4().hex
+        observation=observation,
+        pair_id=pair_id,
+        received_at=minutes(number),
+        content_digest=f"{begun:012x}{uuid4().hex}{uuid4().hex[:8]}",
     )
 
 
