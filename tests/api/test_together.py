@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -56,6 +57,41 @@ def test_one_bad_start_fails_alone() -> None:
         return [*single, *await intake.take_all(arrivals("c", "bad", "d"))]
 
     assert names(asyncio.run(post())) == ["a", "InvalidError", "b", "c", "InvalidError", "d"]
+
+
+class Counting(MemoryStorage):
+    """A storage that takes its time, and notes how many starts each write held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+        self._thread = ThreadPoolExecutor(1)
+
+    def write(self, job: Callable[[Any], Any]) -> Future[Any]:
+        def noted() -> Any:
+            time.sleep(0.01)
+            result = super(Counting, self).write(job).result()
+            self.sizes.append(len(result) if isinstance(result, list) else 1)
+            return result
+
+        return self._thread.submit(noted)
+
+
+def test_many_that_wait_are_written_by_halves_and_each_is_answered() -> None:
+    """One comes alone at once; of the rest at least 16 and at most 64 go together, and known ones are told so."""
+    storage = Counting()
+    made = arrivals(*(f"gpu-{number}" for number in range(100)))
+
+    async def post() -> list[Recorded]:
+        intake = Intake(storage)
+        first = await asyncio.gather(*map(intake.take, made))
+        again = await asyncio.gather(*map(intake.take, made))
+        return [*first, *again]
+
+    outcomes = asyncio.run(post())
+    assert [outcome.is_new for outcome in outcomes] == [True] * 100 + [False] * 100
+    assert [outcome.stored.observation.host for outcome in outcomes[:100]] == [f"gpu-{number}" for number in range(100)]
+    assert storage.sizes[:6] == [1, 49, 25, 16, 9, 1]
 
 
 def test_a_lost_database_is_told_to_all() -> None:

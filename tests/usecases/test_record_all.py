@@ -14,7 +14,7 @@ from uuid6 import uuid7
 from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage
-from kvyield_server.usecases.record import Arrival, Recorded, record_all
+from kvyield_server.usecases.record import Arrival, Recorded, record_all, record_new
 from storage.samples import start
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -64,3 +64,23 @@ def test_news_of_one_pair_reach_the_others_in_the_same_write(storage: Storage) -
     with storage.read() as uow:
         pairs = uow.pairs.of_model(first.model.name)
     assert [dict(pair.model.facts) for pair in pairs] == [{"a": 1, "b": 2}] * 2
+
+
+@pytest.mark.parametrize("fault", ["known", "twice"])
+def test_a_wrong_guess_that_all_are_new_leaves_nothing_behind(storage: Storage, fault: str) -> None:
+    """Where one start is known, or comes twice, the guess is a conflict, and nothing of it is kept or counted."""
+    known, fresh = start(), start()
+    storage.write(record_new([Arrival(known, "known", None, NOW)])).result()
+    second = (
+        Arrival(replace(known, id=uuid7()), "known", None, NOW) if fault == "known" else Arrival(fresh, "x", None, NOW)
+    )
+    guess = storage.write(record_new([Arrival(fresh, "x", None, NOW), second]))
+    assert isinstance(guess.exception(), ConflictError)
+    with storage.read() as uow:
+        (pair,) = uow.pairs.page(None, None, 10).items
+        assert (pair.observation_count, uow.observations.get(fresh.id)) == (1, None)
+    (kept,) = storage.write(record_new([Arrival(fresh, "x", None, NOW)])).result()
+    assert kept.is_new
+    with storage.read() as uow:
+        (pair,) = uow.pairs.page(None, None, 10).items
+    assert pair.observation_count == 2
