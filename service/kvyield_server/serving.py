@@ -13,6 +13,7 @@ import uvicorn
 from kvyield_server.api.telemetry import configure_logs
 from kvyield_server.app import create_app
 from kvyield_server.errors import KvyieldError
+from kvyield_server.protocol import patient_for
 from kvyield_server.settings import Settings, without_password
 
 SECONDS_TO_FINISH = 20
@@ -35,7 +36,7 @@ def run(settings: Settings) -> None:
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http="httptools",
+            http=patient_for(settings.body_seconds),
             ws="none",
             lifespan="on",
             log_config=None,

@@ -16,9 +16,9 @@ PREFIX = "KVYIELD_"
 class Settings:
     """How the service runs. Each field is also ``KVYIELD_`` and its name in capitals, such as ``KVYIELD_PORT``.
 
-    ``max_body_bytes`` bounds one request, ``body_seconds`` the time in which its body must arrive; ``reader_threads``
-    bounds simultaneous reads of the database, ``fit_threads`` simultaneous fits; ``log_level`` is debug, info, warning
-    or error.
+    ``max_body_bytes`` bounds one request, ``body_seconds`` the time in which its head, and then its body, must arrive;
+    ``reader_threads`` bounds simultaneous reads of the database, ``fit_threads`` simultaneous fits; ``log_level`` is
+    debug, info, warning or error.
     """
 
     database: str = "sqlite:///kvyield.db"

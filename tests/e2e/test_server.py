@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from api.samples import NAMES, VERIFICATION, start
+from bench.processes import memory_mib
 from e2e import running
 from e2e.running import Server, command
 
@@ -174,3 +175,37 @@ def test_a_slow_client_is_cut_off_and_delays_nobody(tmp_path: Path, monkeypatch:
         assert httpx.get(f"{server.url}/pairs").status_code == 200
         assert b" 408 " in slow.recv(4096)
     assert server.stop() == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /pairs HTTP/1.1\r\nHost: 127.0"])
+def test_a_head_that_does_not_come_ends_the_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
+) -> None:
+    """A client that sends nothing, or half a head, also after a whole request, is hung up on in time."""
+    monkeypatch.setattr(running, "environment", lambda: {**os.environ, "KVYIELD_BODY_SECONDS": "1"})
+    server = Server(tmp_path)
+    address = urlsplit(server.url)
+    whole = b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    for first in (b"", whole) if sent else (b"",):
+        with socket.create_connection((address.hostname, address.port or 0), timeout=4) as slow:
+            slow.sendall(first)
+            if first:
+                assert b" 200 " in slow.recv(4096)
+            slow.sendall(sent)
+            assert slow.recv(4096) == b""
+    assert server.stop() == 0
+
+
+def test_large_bodies_leave_nothing_behind(tmp_path: Path, server: Server) -> None:
+    """Bodies that are refused, and batches that are known already, are forgotten as soon as they are answered."""
+    large = b"[" + b"1," * 100 + b'"' + b"z" * 8_000_000 + b'"]'
+    body = start(id=None, log_excerpt="x" * 90_000)
+    batch = json.dumps({"observations": [{**body, "host": f"gpu-{number}"} for number in range(80)]}).encode()
+    headers = {"Content-Type": "application/json"}
+    with httpx.Client(base_url=server.url, headers=headers, timeout=30) as client:
+        assert client.post("/observations/batch", content=batch).json()["items"][0]["status"] == 201
+        before = memory_mib([server.process.pid])
+        for _ in range(25):
+            assert client.post("/observations", content=large).status_code == 422
+            assert client.post("/observations/batch", content=batch).json()["items"][-1]["status"] == 200
+    assert memory_mib([server.process.pid]) - before < 120

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from uuid6 import uuid7
 
+from kvyield_server.domain.observation import Model
 from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.engine import open_storage
-from kvyield_server.storage.uow import Storage
+from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.record import Arrival, Recorded, record_all, record_new
 from storage.samples import start
 
@@ -84,3 +86,53 @@ def test_a_wrong_guess_that_all_are_new_leaves_nothing_behind(storage: Storage, 
     with storage.read() as uow:
         (pair,) = uow.pairs.page(None, None, 10).items
     assert pair.observation_count == 2
+
+
+def test_an_id_that_was_only_named_is_free_for_other_content(storage: Storage) -> None:
+    """Content that came under another id keeps that one: the id that named it again is not taken by it."""
+    first, second = start(), start()
+    arrivals = [Arrival(first, "a", None, NOW), Arrival(second, "a", None, NOW), Arrival(second, "b", None, NOW)]
+    outcomes = storage.write(record_all(arrivals)).result()
+    told = [(it.stored.observation.id, it.is_new) for it in outcomes if isinstance(it, Recorded)]
+    assert told == [(first.id, True), (first.id, False), (second.id, True)]
+
+
+def test_a_start_that_is_stored_is_new_to_one_of_those_who_posted_it(storage: Storage) -> None:
+    """A conflict over the id does not count as the answer that the content was stored."""
+    known, other = start(), start()
+    storage.write(record_all([Arrival(known, "known", None, NOW)])).result()
+    arrivals = [Arrival(known, "new", None, NOW), Arrival(other, "new", None, NOW), Arrival(other, "new", None, NOW)]
+    conflict, new, again = storage.write(record_all(arrivals)).result()
+    assert isinstance(conflict, ConflictError)
+    assert isinstance(new, Recorded)
+    assert isinstance(again, Recorded)
+    assert (new.is_new, again.is_new) == (True, False)
+
+
+@pytest.mark.parametrize("job", [record_all, record_new])
+def test_news_later_in_a_write_do_not_undo_older_ones(
+    storage: Storage, job: Callable[[Sequence[Arrival]], Callable[[UnitOfWork], Any]]
+) -> None:
+    """What one start tells of shared hardware or a model is known of all its pairs, in this write and in the next."""
+    card = start().hardware
+
+    def post(*told: tuple[str, float]) -> None:
+        made = [
+            start(model=Model(name=name, facts={"of": gib}), hardware=replace(card, memory_gib=gib))
+            for name, gib in told
+        ]
+        storage.write(job([Arrival(each, str(each.id), None, NOW) for each in made])).result()
+
+    def known() -> dict[str, tuple[float | None, int]]:
+        with storage.read() as uow:
+            pairs = uow.pairs.page(None, None, 10).items
+        return {pair.model.name: (pair.hardware.memory_gib, pair.revision) for pair in pairs}
+
+    post(("one", 80.0))
+    post(("two", 80.0))
+    before = known()
+    post(("one", 80.0), ("two", 79.0))
+    assert {gib for gib, _ in known().values()} == {79.0}
+    post(("one", 80.0))
+    assert {gib for gib, _ in known().values()} == {80.0}
+    assert all(known()[name][1] > before[name][1] for name in before)

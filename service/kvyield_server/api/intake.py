@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
+from kvyield_server.api.turns import answered
 from kvyield_server.errors import KvyieldError, StorageUnavailableError
 from kvyield_server.usecases.ports import Storage, UnitOfWork
 from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, record_all, record_new
@@ -44,7 +45,7 @@ class Intake:
         """Record starts in one write and say what became of each; StorageUnavailableError is raised for all."""
         for job in (record_new(arrivals), record_all(arrivals)):
             try:
-                return await _answered(self._storage.write(job))
+                return await answered(self._storage.write(job))
             except StorageUnavailableError:
                 raise
             except KvyieldError:
@@ -92,7 +93,7 @@ class Intake:
 
     async def _alone(self, arrival: Arrival) -> Outcome | KvyieldError:
         try:
-            return await _answered(self._storage.write(_single(arrival)))
+            return await answered(self._storage.write(_single(arrival)))
         except StorageUnavailableError:
             raise
         except KvyieldError as error:
@@ -101,10 +102,6 @@ class Intake:
 
 def _single(arrival: Arrival) -> Job:
     return record(arrival.observation, arrival.digest, token_id=arrival.token_id, now=arrival.now)
-
-
-async def _answered(future: Future[T]) -> T:
-    return await asyncio.shield(asyncio.wrap_future(future))
 
 
 def _tell(answer: asyncio.Future[Recorded], outcome: Recorded | BaseException) -> None:

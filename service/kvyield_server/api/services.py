@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -13,7 +14,7 @@ from litestar import Request
 from kvyield_server.api.conditional import KeptAnswers
 from kvyield_server.api.intake import Intake
 from kvyield_server.api.telemetry import Metrics
-from kvyield_server.api.turns import Turns
+from kvyield_server.api.turns import Turns, answered
 from kvyield_server.settings import Settings
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.ports import ApiToken, Storage, UnitOfWork
@@ -21,6 +22,7 @@ from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")
 LARGE_BODY_BYTES = 65_536
+COLLECT_EVERY_BYTES = 16 << 20
 
 
 class Services:
@@ -37,6 +39,7 @@ class Services:
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)
         self.kept = KeptAnswers()
+        self._large_bytes = 0
         self._stamps: Turns[None, Hashable] = Turns(self._readers, lambda asked: [storage.stamp()] * len(asked))
         self._tokens: Turns[str, ApiToken | None] = Turns(self._readers, self._tokens_by_hash)
 
@@ -70,11 +73,15 @@ class Services:
         """Decode a body of that many bytes: a large one off the event loop, in a thread that nothing else waits for."""
         if size <= LARGE_BODY_BYTES:
             return work()
+        self._large_bytes += size
+        if self._large_bytes > COLLECT_EVERY_BYTES:
+            self._large_bytes = 0
+            gc.collect(1)  # the collector counts objects: it would let a few large ones lie
         return await asyncio.get_running_loop().run_in_executor(self._decoder, work)
 
     async def write(self, job: Callable[[UnitOfWork], T]) -> T:
         """Run a job in the writer and return what it returned, once that is on disk."""
-        return await asyncio.shield(asyncio.wrap_future(self.storage.write(job)))
+        return await answered(self.storage.write(job))
 
     async def close(self) -> None:
         """Finish what was begun: reads and fits first, then the writer's queue."""

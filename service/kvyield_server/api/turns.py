@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from typing import Generic, TypeVar
 
 Asked = TypeVar("Asked")
@@ -55,3 +55,29 @@ class Turns(Generic[Asked, Answer]):
                 future.set_result(answers[index])
             else:
                 future.set_exception(error)
+
+
+async def answered(future: Future[Answer]) -> Answer:
+    """Return what another thread's future holds; who stops waiting stops nothing.
+
+    ``asyncio.wrap_future`` does the same and leaves a cycle behind, which keeps the result until a collection.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[Answer] = loop.create_future()
+
+    def told(done: Future[Answer]) -> None:
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(_pass_on, done, answer)
+
+    future.add_done_callback(told)
+    return await answer
+
+
+def _pass_on(done: Future[Answer], answer: asyncio.Future[Answer]) -> None:
+    if answer.done():  # the caller went away
+        return
+    error = done.exception()
+    if error is None:
+        answer.set_result(done.result())
+    else:
+        answer.set_exception(error)

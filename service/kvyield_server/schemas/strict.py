@@ -161,7 +161,9 @@ def shown(value: object, name: str = "") -> str:
     return text
 
 
-_showing = json.JSONEncoder(ensure_ascii=False, default=str)
+_showing = json.JSONEncoder(
+    ensure_ascii=False, default=str, check_circular=False
+)  # what is left half way holds no cycle
 
 
 def _object(pairs: list[tuple[str, Any]]) -> _Object:

@@ -126,6 +126,7 @@ def _postgres_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
     if use is Use.READ:
         event.listen(engine, "connect", _read_snapshots)
     else:
+        event.listen(engine, "connect", _read_what_is_committed)
         seconds = LOCK_WAIT_SECONDS if use is Use.WRITE else MIGRATION_LOCK_WAIT_SECONDS
 
         @event.listens_for(engine, "begin")
@@ -137,6 +138,11 @@ def _postgres_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
             )
 
     return engine
+
+
+def _read_what_is_committed(connection: psycopg.Connection[Any], _record: object) -> None:
+    """A snapshot, taken before the write lock is got, would not show what the lock's last holder wrote."""
+    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
 
 def _read_snapshots(connection: psycopg.Connection[Any], _record: object) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -62,24 +62,30 @@ class SqlPairs:
         self._remembered.clear()  # what is written for one pair may be shared by others
         touched = or_(*(_pair[name] == row[name] for name, news in zip(_OWNERS, is_news, strict=True) if news))
         self._connection.execute(update(tables.pair).where(touched).values(revision=_pair.revision + 1))
-        return self._one(PAIRS.where(_pair.id == known.id))
+        merged = self._one(PAIRS.where(_pair.id == known.id))
+        self._remembered.keep(merged)
+        return merged
 
     def ensure_all(self, wanted: Sequence[tuple[Hardware, Model]]) -> list[Pair]:
         names = [name_of(*each) for each in wanted]
-        self._look_up({name for name in names if self._remembered.get(name) is None})
-        pairs: list[Pair] = []
+        self._look_up(names)
         for name, (hardware, model) in zip(names, wanted, strict=True):
-            found = self._remembered.get(name)
-            if found is None or not _is_old_news(found, hardware, model):
-                found = self.ensure(hardware, model)
-            pairs.append(found)
-        return pairs
+            known = self._remembered.get(name)
+            if known is None or not _is_old_news(known, hardware, model):
+                self.ensure(hardware, model)
+        pairs = self._look_up(names)  # anew, since news of one pair change others that share its hardware or model
+        return [pairs[name] for name in names]
 
-    def _look_up(self, names: Iterable[Name]) -> None:
-        for some in batched(names, _MOST_NAMED):
+    def _look_up(self, names: Sequence[Name]) -> dict[Name, Pair]:
+        """Return the pairs with these names that there are, and remember them."""
+        found = {name: pair for name in names if (pair := self._remembered.get(name)) is not None}
+        for some in batched({name for name in names if name not in found}, _MOST_NAMED):
             values = {"gpus": [name[0] for name in some], "models": [name[2] for name in some]}
             for row in self._connection.execute(_AMONG, values).mappings():
-                self._remembered.keep(pair_from_row(row))
+                pair = pair_from_row(row)
+                found[name_of(pair.hardware, pair.model)] = pair
+                self._remembered.keep(pair)
+        return found
 
     def _named(self, gpu: str, gpu_count: int, model: str) -> RowMapping | None:
         names = {"gpu": gpu, "gpu_count": gpu_count, "model": model}

@@ -69,6 +69,6 @@ class Stamps:
         if connection is None:
             return
         try:
-            connection.close()
+            connection.invalidate()  # a close would roll back first, over a connection that may be dead
         except SQLAlchemyError:
             return

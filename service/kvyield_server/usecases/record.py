@@ -82,7 +82,8 @@ def record_all(arrivals: Sequence[Arrival]) -> Callable[[UnitOfWork], list[Outco
         untold, outcomes = set(kept), list[Outcome]()
         for arrival, outcome in zip(arrivals, found, strict=True):
             outcomes.append(outcome or Recorded(kept[arrival.digest], is_new=arrival.digest in untold))
-            untold.discard(arrival.digest)
+            if outcome is None:
+                untold.discard(arrival.digest)
         return outcomes
 
     return job
@@ -112,8 +113,9 @@ class _Known:
             require_made(uow, start)
         except InvalidError as error:
             return error
-        self._coming[start.id] = digest
-        self.fresh.setdefault(digest, arrival)
+        if digest not in self.fresh:
+            self.fresh[digest] = arrival
+            self._coming[start.id] = digest
         return None
 
 
