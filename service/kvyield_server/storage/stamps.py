@@ -7,7 +7,6 @@ from threading import Lock
 from typing import Any
 
 from sqlalchemy import Engine, PoolProxiedConnection
-from sqlalchemy.exc import SQLAlchemyError
 
 from kvyield_server.storage.faults import unavailable
 
@@ -66,9 +65,5 @@ class Stamps:
 
     def _forget(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is None:
-            return
-        try:
-            connection.invalidate()  # a close would roll back first, over a connection that may be dead
-        except SQLAlchemyError:
-            return
+        if connection is not None and connection.dbapi_connection is not None:
+            connection.dbapi_connection.close()  # the pool's close would roll back first, over what may be dead
