@@ -18,7 +18,7 @@ from kvyield_server.settings import Settings, without_password
 
 SECONDS_TO_FINISH = 20
 BACKLOG = 2048
-COLLECTOR = (50_000, 20, 100)
+COLLECTOR = (10_000, 20, 50)
 SWITCH_SECONDS = 0.0005
 
 

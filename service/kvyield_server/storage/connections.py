@@ -88,7 +88,7 @@ def _json_text(value: object) -> str:
 
 
 def _sqlite_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
-    engine = create_engine(url, connect_args={"cached_statements": 512}, **options | {"pool_pre_ping": False})
+    engine = create_engine(url, **options | {"pool_pre_ping": False})
     begin = "BEGIN" if use is Use.READ else "BEGIN IMMEDIATE"
 
     @event.listens_for(engine, "connect")
