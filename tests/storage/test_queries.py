@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.dialects import sqlite
 
 from kvyield_server.domain.observation import Hardware, Outcome
@@ -20,6 +20,19 @@ from kvyield_server.storage.tables import UtcDateTime
 from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.values import new_id
 from storage.samples import NOON, minutes, recording, start
+
+
+def explained(engine: Engine, beginning: str) -> list[str]:
+    """Return a list that will hold the plan of each statement that begins so."""
+    plans: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def explain(_: Connection, cursor: Any, statement: str, parameters: Any, *_rest: object) -> None:
+        if statement.startswith(beginning):
+            cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
+            plans.extend(row[3] for row in cursor.fetchall())
+
+    return plans
 
 
 @pytest.mark.parametrize(
@@ -37,13 +50,7 @@ def test_a_page_is_found_by_an_index(sqlite_url: str, wanted: dict[str, Any], in
     """Each list begins where its page begins and stops where it ends: it neither scans nor sorts the ledger."""
     migrate.upgrade(sqlite_url)
     engine = engine_for(database_url(sqlite_url), Use.READ)
-    plans: list[str] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def explain(_: Connection, cursor: Any, statement: str, parameters: Any, *_rest: object) -> None:
-        if statement.startswith("SELECT observation"):
-            cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
-            plans.extend(row[3] for row in cursor.fetchall())
+    plans = explained(engine, "SELECT observation")
 
     with engine.begin() as connection:
         page_key = PageKey(NOON, new_id())
@@ -58,13 +65,7 @@ def test_starts_of_a_model_are_found_by_the_indexes_of_its_pairs(sqlite_url: str
     """The newest of each pair of the model are read, however many starts other models have."""
     migrate.upgrade(sqlite_url)
     engine = engine_for(database_url(sqlite_url), Use.WRITE)
-    plans: list[str] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def explain(_: Connection, cursor: Any, statement: str, parameters: Any, *_rest: object) -> None:
-        if statement.startswith("SELECT observation.observed_at"):
-            cursor.execute(f"EXPLAIN QUERY PLAN {statement}", parameters)
-            plans.extend(row[3] for row in cursor.fetchall())
+    plans = explained(engine, "SELECT observation.observed_at")
 
     with engine.begin() as connection:
         unit = SqlUnitOfWork(connection)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TypeVar
 
-from kvyield_server.api.turns import answered
+from kvyield_server.api.turns import answered, hand_on
 from kvyield_server.errors import KvyieldError, StorageUnavailableError
 from kvyield_server.usecases.ports import Storage, UnitOfWork
 from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, record_all, record_new
@@ -15,7 +14,6 @@ from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record, r
 MOST_TOGETHER = 64
 LEAST_TOGETHER = 16
 
-T = TypeVar("T")
 Job = Callable[[UnitOfWork], Recorded]
 Jobs = Callable[[Sequence[Arrival]], Callable[[UnitOfWork], Sequence[Outcome]]]
 Waiting = tuple[Arrival, "asyncio.Future[Recorded]"]
@@ -86,10 +84,7 @@ class Intake:
 
     def _again(self, arrival: Arrival, answer: asyncio.Future[Recorded]) -> None:
         """Write one start of a group that failed, so that the one at fault fails alone."""
-        loop, written = asyncio.get_running_loop(), self._storage.write(_single(arrival))
-        written.add_done_callback(
-            lambda done: loop.call_soon_threadsafe(lambda: _tell(answer, done.exception() or done.result()))
-        )
+        hand_on(self._storage.write(_single(arrival)), answer)
 
     async def _alone(self, arrival: Arrival) -> Outcome | KvyieldError:
         try:

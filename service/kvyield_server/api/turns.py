@@ -62,15 +62,20 @@ async def answered(future: Future[Answer]) -> Answer:
 
     ``asyncio.wrap_future`` does the same and leaves a cycle behind, which keeps the result until a collection.
     """
-    loop = asyncio.get_running_loop()
-    answer: asyncio.Future[Answer] = loop.create_future()
+    answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    hand_on(future, answer)
+    return await answer
+
+
+def hand_on(future: Future[Answer], answer: asyncio.Future[Answer]) -> None:
+    """Let a loop's future have what another thread's comes to hold."""
+    loop = answer.get_loop()
 
     def told(done: Future[Answer]) -> None:
         if not loop.is_closed():
             loop.call_soon_threadsafe(_pass_on, done, answer)
 
     future.add_done_callback(told)
-    return await answer
 
 
 def _pass_on(done: Future[Answer], answer: asyncio.Future[Answer]) -> None:

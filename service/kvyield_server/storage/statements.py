@@ -70,7 +70,6 @@ class RowShape:
         self._row = _NAMED.sub("%s", str(compiled).partition(" VALUES ")[2])
         processors = [table.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
         self._binds = list(zip(names, processors, strict=True))
-
         self._texts: dict[tuple[str, int], str] = {}
 
     def run(self, connection: Connection, text: str, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -116,13 +116,10 @@ class Writer(Generic[U]):
         try:
             outcomes = self._attempt(entries) if entries else []
         except _UnreachableError as error:
-            self._undone()
             self._fail([*entries, *self._drained()], error.__cause__ or error)
         except _BrokenError as error:
-            self._undone()
             self._write_apart(entries, error.__cause__ or error)
         except Exception as error:  # the commit itself failed: it may or may not be on disk, so nobody is told it is
-            self._undone()
             self._fail(entries, error)
         else:
             self.has_failed = self._is_unwell if entries else self.has_failed
@@ -165,6 +162,7 @@ class Writer(Generic[U]):
 
     def _disconnect(self) -> None:
         """End the connection, and with it what is not committed: one that failed is not trusted with a rollback."""
+        self._undone()
         connection, self._connection = self._connection, None
         with suppress(SQLAlchemyError):
             if connection is not None:
