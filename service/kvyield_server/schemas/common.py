@@ -66,7 +66,7 @@ def size_faults(body: Struct | None, pointer: str, names: Collection[str] = ()) 
     if body is None:
         return
     for name, value in zip(body.__struct_fields__, astuple(body), strict=True):
-        if isinstance(value, float) and -SMALLEST < value < SMALLEST and value and (not names or name in names):
+        if type(value) is float and -SMALLEST < value < SMALLEST and value and (not names or name in names):
             detail = f"{name} is {value}; it must be 0 or at least {SMALLEST:.6f}."
             yield Fault(f"{pointer}/{name}", detail)
 
@@ -96,6 +96,8 @@ def warnings_out(cautions: tuple[Caution, ...]) -> list[WarningOut]:
 
 def as_utc(moment: datetime) -> datetime:
     """Return the same moment in UTC, to the microsecond that every store keeps."""
+    if moment.tzinfo is UTC:
+        return moment
     try:
         return moment.astimezone(UTC)
     except OverflowError:

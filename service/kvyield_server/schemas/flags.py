@@ -83,11 +83,12 @@ def normalised(flags: Mapping[str, Scalar]) -> dict[str, Scalar]:
 
 def _fault(name: str, value: Any) -> str | None:
     """Hosts send the same flags again and again, so short ones are judged once."""
-    if len(name) > _LONGEST_REMEMBERED or isinstance(value, list | dict):
+    if len(name) > _LONGEST_REMEMBERED or (isinstance(value, str) and len(value) > _LONGEST_REMEMBERED):
         return _judged(name, value)
-    if isinstance(value, str) and len(value) > _LONGEST_REMEMBERED:
+    try:
+        return _remembered(name, value)
+    except TypeError:  # a list or an object
         return _judged(name, value)
-    return _remembered(name, value)
 
 
 def _judged(name: str, value: Any) -> str | None:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import chain
-from typing import Annotated, Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
 
 import msgspec
@@ -18,7 +18,6 @@ from kvyield_server.domain.observation import (
     Failure,
     Hardware,
     Measurements,
-    Model,
     Observation,
     Outcome,
     Phase,
@@ -49,7 +48,6 @@ from kvyield_server.schemas.facts import FactsIn, fact_faults
 from kvyield_server.schemas.flags import FlagsIn, flag_faults, fraction_fault, normalised
 from kvyield_server.schemas.strict import Fault, first_faults
 
-T = TypeVar("T")
 MAX_VERIFICATIONS = 100
 DIGEST_DIGITS = 40
 FURTHEST_AHEAD = timedelta(days=1)
@@ -235,30 +233,19 @@ def content_digest(body: ObservationIn) -> str:
 
 def to_domain(body: ObservationIn, *, new_id: UUID, now: datetime) -> Observation:
     """Return the observation that a body means; ``new_id`` and ``now`` stand in for what it leaves out."""
-    return Observation(
+    whole = msgspec.structs.replace(
+        body,
         id=body.id or new_id,
         observed_at=as_utc(body.observed_at or now),
-        hardware=_as(body.hardware, Hardware),
-        model=_as(body.model, Model),
-        engine=_as(body.engine, Engine),
-        outcome=body.outcome,
         flags=normalised(body.flags),
-        measurements=_as(body.measurements, Measurements) if body.measurements else Measurements(),
-        failure=_as(body.failure, Failure) if body.failure else None,
-        verifications=tuple(verification_to_domain(item) for item in body.verifications or []),
-        host=body.host,
-        source=body.source,
-        recommendation_id=body.recommendation_id,
-        log_excerpt=body.log_excerpt,
+        measurements=body.measurements or _NOTHING_MEASURED,
+        verifications=body.verifications or (),
     )
+    return msgspec.convert(whole, Observation, from_attributes=True)
 
 
 def verification_to_domain(body: VerificationIn) -> Verification:
-    return _as(body, Verification)
-
-
-def _as(body: Struct, kind: type[T]) -> T:
-    return msgspec.convert(body, kind, from_attributes=True)
+    return msgspec.convert(body, Verification, from_attributes=True)
 
 
 def from_domain(stored: Kept) -> ObservationOut:

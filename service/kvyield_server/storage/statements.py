@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
+from operator import itemgetter
 from typing import Any, TypeVar
 
 from sqlalchemy import ColumnElement, Connection, Dialect, Select, Table, bindparam, insert, literal, tuple_
@@ -69,7 +70,8 @@ class RowShape:
         compiled: Any = insert(table).values({name: bindparam(name) for name in names}).compile(dialect=dialect)
         self._row = _NAMED.sub("%s", str(compiled).partition(" VALUES ")[2])
         processors = [table.c[name].type.dialect_impl(dialect).bind_processor(dialect) for name in names]
-        self._binds = list(zip(names, processors, strict=True))
+        self._binds = [(place, bind) for place, bind in enumerate(processors) if bind]
+        self._in_order = itemgetter(*names)
         self._texts: dict[tuple[str, int], str] = {}
 
     def run(self, connection: Connection, text: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -77,9 +79,18 @@ class RowShape:
         key = (text, len(rows))
         if key not in self._texts:
             self._texts[key] = text.format(rows=", ".join([self._row] * len(rows)))
-        binds = self._binds
-        values = [bind(row[name]) if bind else row[name] for row in rows for name, bind in binds]
+        values: list[Any] = []
+        for row in rows:
+            values += self._bound(row)
         run(connection, self._texts[key], values)
+
+    def _bound(self, row: Mapping[str, Any]) -> list[Any]:
+        """Return a row's values as the driver takes them; None is NULL for every type there is."""
+        values = list(self._in_order(row))
+        for place, bind in self._binds:
+            if values[place] is not None:
+                values[place] = bind(values[place])
+        return values
 
 
 @lru_cache(64)

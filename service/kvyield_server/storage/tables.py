@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -35,6 +36,9 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from kvyield_server.errors import InvalidError
 
+_MOST_TIMES = 256  # the starts of a batch were received at one moment
+_TEXT_OF_TIME = len("2026-05-30 22:00:23.000000")
+
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An instant to the microsecond: aware on both sides, kept as UTC; a naive time is refused."""
@@ -54,9 +58,10 @@ class UtcDateTime(TypeDecorator[datetime]):
         if dialect.name != "sqlite":
             return super().bind_processor(dialect)
 
+        @lru_cache(_MOST_TIMES)
         def bound(value: datetime | None) -> str | None:
             moment = self.process_bind_param(value, dialect)
-            return None if moment is None else moment.replace(tzinfo=None).isoformat(" ", "microseconds")
+            return None if moment is None else moment.isoformat(" ", "microseconds")[:_TEXT_OF_TIME]
 
         return bound
 
