@@ -62,20 +62,21 @@ FREQUENT = (observations.post_observation, batch.post_observations, advice.get_r
 class Application(Litestar):
     """The framework's application, with each request watched from outside: routing failures are counted too."""
 
+    services: Services
+    gate: Gate
     lane: Lane
 
     async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
         if scope["type"] != "http":
             await super().__call__(scope, receive, send)
             return
-        services: Services = self.state.services
-        telemetry = Telemetry(services.metrics, scope, send)
+        telemetry = Telemetry(self.services.metrics, scope, send)
         try:
-            handler = self.lane.handler_of(scope)
-            if handler is None:
+            track = self.lane.track_of(scope)
+            if track is None:
                 await super().__call__(scope, receive, telemetry.send)
             else:
-                await self.lane.run(handler, scope, receive, telemetry.send)
+                await self.lane.run(track, scope, receive, telemetry.send)
         finally:
             telemetry.finish()
 
@@ -95,11 +96,12 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
         exception_handlers=EXCEPTION_HANDLERS,
         before_request=_admit,
         request_max_body_size=settings.max_body_bytes,
-        state=State({"services": services, "gate": Gate(), "openapi": cache(lambda: document(HANDLERS))}),
+        state=State({"openapi": cache(lambda: document(HANDLERS))}),
         lifespan=[_lifespan(services)],
         openapi_config=None,
         logging_config=None,
     )
+    app.services, app.gate = services, Gate()
     app.lane = Lane(app, FREQUENT, _admit)
     return app
 

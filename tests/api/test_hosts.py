@@ -23,7 +23,8 @@ def client(storage: MemoryStorage) -> Iterator[Client]:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:8321", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80"]
+    "host",
+    ["evil.example", "evil.example:8321", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "127.0.0.1:" + "8" * 300],
 )
 def test_other_hosts_are_refused_while_the_service_is_open(client: Client, host: str) -> None:
     """Reads, posts and pages answer 403 to a Host that is not this machine's; probes are answered."""
@@ -46,6 +47,6 @@ def test_this_machine_is_answered_by_any_of_its_names(client: Client, host: str)
 def test_with_tokens_the_token_decides(client: Client, storage: MemoryStorage) -> None:
     """Once a token exists, a proxy may pass any Host on: no page of another site knows the token."""
     _, text = create(storage, "reader", "read", "1d")
-    client.app.state.gate._looked_at = float("-inf")
+    client.app.gate._looked_at = float("-inf")
     headers = {"host": "kv.example", "authorization": f"Bearer {text}"}
     assert client.get("/observations", headers=headers).status_code == 200

@@ -44,7 +44,7 @@ def token(storage: MemoryStorage, role: Role, days: float = 1) -> str:
 
 def look_again(client: Client) -> None:
     """Let the service see at once that a token exists; it looks once a second by itself."""
-    client.app.state.gate._looked_at = float("-inf")
+    client.app.gate._looked_at = float("-inf")
 
 
 def pair(storage: MemoryStorage) -> str:
@@ -277,7 +277,7 @@ def test_a_pair_that_cannot_be_fitted_is_listed_beside_the_others(client: Client
     """The list of pairs answers, and says at that pair that it could not be fitted."""
     other = {**worked_case()[0], "id": None, "model": {"name": "other"}}
     assert client.post("/observations", json=other).status_code == 201
-    fits, broken = client.app.state.services.fits, pair(storage)
+    fits, broken = client.app.services.fits, pair(storage)
     made = fits.of_pair
 
     def of_pair(unit: Any, each: Any, *more: Any) -> Any:

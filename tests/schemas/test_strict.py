@@ -12,7 +12,15 @@ from msgspec import Meta
 
 from kvyield_server.schemas import batch, observations, predictions, recommendations
 from kvyield_server.schemas.observations import ObservationIn
-from kvyield_server.schemas.strict import Fault, FaultyBodyError, MalformedJsonError, decode, pointer_to, shown
+from kvyield_server.schemas.strict import (
+    Fault,
+    FaultyBodyError,
+    MalformedJsonError,
+    decode,
+    keys_are_unique,
+    pointer_to,
+    shown,
+)
 
 
 class Inner(msgspec.Struct, forbid_unknown_fields=True):
@@ -63,6 +71,36 @@ def test_no_more_faults_than_a_person_reads() -> None:
 def test_duplicates_are_faults_beside_others() -> None:
     """A duplicate key is told also when something else is wrong."""
     assert [fault.pointer for fault in faults(b'{"name": 1, "name": 2}')] == ["/name", "/name"]
+
+
+_texts = st.text(st.sampled_from('ab:"\\/\n{}, '), max_size=4)
+_written = st.recursive(
+    st.one_of(st.integers(), st.none(), _texts).map(lambda value: (msgspec.json.encode(value).decode(), False)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: _bracketed("[]", items)),
+        st.lists(st.tuples(_texts, inner), max_size=3).map(_object_of),
+    ),
+    max_leaves=12,
+)
+
+
+def _bracketed(signs: str, items: list[tuple[str, bool]]) -> tuple[str, bool]:
+    return f"{signs[0]} {' , '.join(text for text, _ in items)} {signs[1]}", any(twice for _, twice in items)
+
+
+def _object_of(pairs: list[tuple[str, tuple[str, bool]]]) -> tuple[str, bool]:
+    keys = [key for key, _ in pairs]
+    text, is_twice = _bracketed(
+        "{}", [(f"{msgspec.json.encode(key).decode()} : {value}", twice) for key, (value, twice) in pairs]
+    )
+    return text, is_twice or len(set(keys)) < len(keys)
+
+
+@given(_written)
+def test_keys_given_twice_are_seen_at_any_depth(written: tuple[str, bool]) -> None:
+    """Whatever the texts and blanks around them: JSON with a key given twice is never called unique, other JSON is."""
+    text, has_twice = written
+    assert keys_are_unique(text.encode()) is not has_twice
 
 
 @pytest.mark.parametrize("body", [b"5", b"[]", b"null", b'"x"'])

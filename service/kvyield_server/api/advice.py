@@ -9,7 +9,8 @@ from litestar import MediaType, Request, Response, get, post
 from litestar.params import FromPath, JSONBody
 
 from kvyield_server.api.auth import ASKS, READS, actor_of, bound_to
-from kvyield_server.api.conditional import Answer, answer_of, answer_to, conditional
+from kvyield_server.api.conditional import answer_of, answer_to, conditional
+from kvyield_server.api.kept import Answer
 from kvyield_server.api.problems import raise_faults
 from kvyield_server.api.request import JSON_OR_TEXT, QUERY, query_of
 from kvyield_server.api.services import Services, services_of, utc_now

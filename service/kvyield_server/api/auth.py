@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Hashable
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,8 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from kvyield_server.api.conditional import stamp_of
-from kvyield_server.api.services import Services, utc_now
+from kvyield_server.api.request import header_of
+from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.api.telemetry import CALLER
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.usecases.ports import ApiToken, Role
@@ -29,6 +31,7 @@ _PROBES = "/health/"
 
 _LOOK_EVERY_SECONDS = 1.0
 _MOST_REMEMBERED = 1_024
+_LONGEST_HOST = 255
 
 
 class Gate:
@@ -55,12 +58,18 @@ class Gate:
         """
         wanted = hash_of(text)
         key = (await stamp_of(connection), wanted)
-        found = self._tokens.get(key) or await connection.app.state.services.token_with(wanted)
+        found = self._tokens.get(key) or await services_of(connection).token_with(wanted)
         token = checked(found, wanted, now=utc_now())
         if len(self._tokens) >= _MOST_REMEMBERED:
             self._tokens.clear()
         self._tokens[key] = token
         return token
+
+
+def gate_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Gate:
+    """Return the gate of the application that a request came to."""
+    gate: Gate = connection.scope["litestar_app"].gate  # type: ignore[attr-defined]  # of app.py
+    return gate
 
 
 async def authorise(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
@@ -71,11 +80,11 @@ async def authorise(connection: ASGIConnection[Any, Any, Any, Any], handler: Bas
         ForbiddenError: the token's role does not allow this.
     """
     roles = handler.opt.get(ROLES)
-    services: Services = connection.app.state.services
-    if not roles or not await connection.app.state.gate.is_closed(services):
+    services, gate = services_of(connection), gate_of(connection)
+    if not roles or not await gate.is_closed(services):
         return
-    text = _bearer(connection.headers.get("authorization"))
-    token = await connection.app.state.gate.token(connection, text)
+    text = _bearer(header_of(connection.scope, b"authorization"))
+    token = await gate.token(connection, text)
     _remember(connection, services, token)
     if token.role not in roles:
         needed = " or ".join(sorted(role.value for role in roles))
@@ -93,13 +102,19 @@ async def refuse_other_hosts(connection: ASGIConnection[Any, Any, Any, Any]) -> 
     server = connection.scope.get("server")
     if server is None or not is_loopback(str(server[0])) or connection.scope["path"].startswith(_PROBES):
         return
-    hosts = (value.decode("latin-1") for name, value in connection.scope["headers"] if name == b"host")
-    others = [host for host in hosts if not is_loopback(_without_port(host))]
-    if others and not await connection.app.state.gate.is_closed(connection.app.state.services):
-        raise ForbiddenError(
-            f"The Host header is {others[0][:100]!r}; without tokens this answers at 127.0.0.1 and localhost alone. "
-            "Ask there, or make a token with kvyield-server token create."
-        )
+    for name, host in connection.scope["headers"]:
+        if name != b"host" or (len(host) <= _LONGEST_HOST and _is_loopback_host(host)):
+            continue
+        if not await gate_of(connection).is_closed(services_of(connection)):
+            raise ForbiddenError(
+                f"The Host header is {host.decode('latin-1')[:100]!r}; without tokens this answers at 127.0.0.1 and "
+                "localhost alone. Ask there, or make a token with kvyield-server token create."
+            )
+
+
+@lru_cache(_MOST_REMEMBERED)
+def _is_loopback_host(host: bytes) -> bool:
+    return is_loopback(_without_port(host.decode("latin-1")))
 
 
 def _without_port(host: str) -> str:

@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 from litestar import MediaType, Request, Response
 from litestar.connection import ASGIConnection
 
 from kvyield_server.api.encoded import EncodedResponse, encoded
+from kvyield_server.api.kept import Answer
+from kvyield_server.api.request import header_of
+from kvyield_server.api.services import services_of
 from kvyield_server.usecases.ports import UnitOfWork
 
 STAMP = "kvyield_stamp"
 _TEXT = "text/plain; charset=utf-8"
-MOST_KEPT, LONGEST_KEPT_BYTES = 1_024, 64_000
-
-
-class Answer(NamedTuple):
-    """An answer as it is sent; ``label`` is what is counted when it is given."""
-
-    body: bytes
-    media_type: str
-    etag: str
-    label: str
-
-
-class KeptAnswers:
-    """The newest answers by (stamp, question): a commit makes new stamps, so none is ever stale."""
-
-    def __init__(self) -> None:
-        self._answers: OrderedDict[Hashable, Answer] = OrderedDict()
-
-    def get(self, key: Hashable) -> Answer | None:
-        """Return the answer that was kept, if any."""
-        return self._answers.get(key)
-
-    def keep(self, key: Hashable, answer: Answer) -> None:
-        """Keep an answer unless it is long."""
-        if len(answer.body) <= LONGEST_KEPT_BYTES:
-            self._answers[key] = answer
-        while len(self._answers) > MOST_KEPT:
-            self._answers.popitem(last=False)
 
 
 async def stamp_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Hashable:
     """Return a stamp of the database that was read after the request came."""
     state = connection.scope["state"]
     if STAMP not in state:
-        state[STAMP] = await connection.app.state.services.stamp()
+        state[STAMP] = await services_of(connection).stamp()
     stamp: Hashable = state[STAMP]
     return stamp
 
@@ -69,7 +43,7 @@ async def answer_to(
     request: Request[Any, Any, Any], make: Callable[[UnitOfWork], Answer], *, seen_by: object = None
 ) -> Answer:
     """Return the answer to a GET, made anew only when the database changed since it was made."""
-    services = request.app.state.services
+    services = services_of(request)
     scope = request.scope
     key = (await stamp_of(request), scope["path"], scope["query_string"], seen_by)
     kept: Answer | None = services.kept.get(key)
@@ -90,7 +64,7 @@ def answer_of(content: Any, label: str = "") -> Answer:
 def conditional(request: Request[Any, Any, Any], answer: Answer) -> Response[Any]:
     """Return an answer, or 304 when ``If-None-Match`` names it."""
     headers = {"ETag": answer.etag, "Cache-Control": "private, no-cache"}
-    if _has(request.headers.get("if-none-match"), answer.etag):
+    if _has(header_of(request.scope, b"if-none-match"), answer.etag):
         return Response(None, status_code=304, headers=headers)
     return EncodedResponse(answer.body, media_type=answer.media_type, headers=headers)
 

@@ -18,9 +18,12 @@ def encoded(content: object) -> bytes:
 
 
 class EncodedResponse(Response[T]):
-    """A body of bytes with its headers; the type parameter is what the bytes say, for the OpenAPI document."""
+    """A body of bytes with its headers; the type parameter is what the bytes say, for the OpenAPI document.
 
-    def __init__(
+    The framework asks it for nothing but ``to_asgi_response``, so that is all that there is of a response.
+    """
+
+    def __init__(  # the framework's own would work out what is given here
         self,
         body: bytes,
         *,
@@ -28,7 +31,6 @@ class EncodedResponse(Response[T]):
         media_type: str = "application/json",
         headers: dict[str, str] | None = None,
     ) -> None:
-        super().__init__(None, status_code=status_code)  # type: ignore[arg-type]  # the content is encoded already
         head = [(b"content-type", media_type.encode()), (b"content-length", str(len(body)).encode())]
         for name, text in (headers or {}).items():
             head.append((name.lower().encode(), text.encode()))

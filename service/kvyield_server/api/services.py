@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from litestar import Request
+from litestar.connection import ASGIConnection
 
-from kvyield_server.api.conditional import KeptAnswers
 from kvyield_server.api.intake import Intake
+from kvyield_server.api.kept import KeptAnswers
 from kvyield_server.api.telemetry import Metrics
 from kvyield_server.api.turns import Turns, answered
 from kvyield_server.settings import Settings
@@ -94,9 +94,9 @@ class Services:
         self.storage.close()
 
 
-def services_of(request: Request[Any, Any, Any]) -> Services:
+def services_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
     """Return the services of the application that a request came to."""
-    services: Services = request.app.state.services
+    services: Services = connection.scope["litestar_app"].services  # type: ignore[attr-defined]  # of app.py
     return services
 
 

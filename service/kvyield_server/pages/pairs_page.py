@@ -8,12 +8,13 @@ from typing import Any
 import structlog
 from litestar import Request, Response
 
+from kvyield_server.api.auth import gate_of
 from kvyield_server.api.pages import key_of, page_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.observation import Outcome
 from kvyield_server.errors import KvyieldError
 from kvyield_server.pages.rendering import page
-from kvyield_server.pages.session import look, services_and_gate
+from kvyield_server.pages.session import look
 from kvyield_server.pages.views.pairs import PairRow, pair_row
 from kvyield_server.pages.views.words import UNKNOWN
 from kvyield_server.schemas.observations import from_domain
@@ -32,7 +33,7 @@ MOST_SEARCHED = 200
 @look("/ui")
 async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
     """Show pairs, the newest first, or how to record the first one."""
-    services, gate = services_and_gate(request)
+    services, gate = services_of(request), gate_of(request)
     search = request.query_params.get("search", "").strip()[:MOST_SEARCHED].replace("\0", "")
     token = request.query_params.get("page_token")
 

@@ -13,10 +13,10 @@ from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 
-from kvyield_server.api.auth import TOKEN, Gate
+from kvyield_server.api.auth import TOKEN, gate_of
 from kvyield_server.api.problems import ProblemContext, problem_of
 from kvyield_server.api.request import QUERY
-from kvyield_server.api.services import Services, utc_now
+from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.api.telemetry import CALLER
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.pages.rendering import page
@@ -50,7 +50,7 @@ async def page_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: Ba
     if connection.scope.get("method", "GET") not in ("GET", "HEAD"):
         refuse_other_sites(connection)
     roles = handler.opt.get(SEEN_BY)
-    services, gate = services_and_gate(connection)
+    services, gate = services_of(connection), gate_of(connection)
     if not roles or not await gate.is_closed(services):
         return
     token = await signed_in(services, connection.cookies.get(COOKIE, ""))
@@ -74,11 +74,6 @@ async def signed_in(services: Services, text: str) -> ApiToken:
     if token.role is Role.INGEST:
         raise ForbiddenError("An ingest token is for a host that posts; sign in with a read or admin token.")
     return token
-
-
-def services_and_gate(connection: ASGIConnection[Any, Any, Any, Any]) -> tuple[Services, Gate]:
-    """Return the application's services and what knows whether tokens exist."""
-    return connection.app.state.services, connection.app.state.gate
 
 
 def refuse_other_sites(connection: ASGIConnection[Any, Any, Any, Any]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
 from itertools import chain
 from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
@@ -49,7 +49,7 @@ from kvyield_server.schemas.flags import FlagsIn, flag_faults, fraction_fault, n
 from kvyield_server.schemas.strict import Fault, first_faults
 
 MAX_VERIFICATIONS = 100
-DIGEST_DIGITS = 40
+DIGEST_BYTES = 20
 FURTHEST_AHEAD = timedelta(days=1)
 
 
@@ -191,17 +191,16 @@ class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
 
 def observation_faults(body: ObservationIn) -> list[Fault]:
     """Return what the types cannot say: secrets, known flags, and what each outcome needs."""
-    return first_faults(
-        chain(
-            _time_faults(body.observed_at),
-            fact_faults(body.model.facts, "/model/facts"),
-            flag_faults(body.flags, "/flags"),
-            _outcome_faults(body),
-            size_faults(body.measurements, "/measurements"),
-            size_faults(body.failure, "/failure"),
-            _verification_list_faults(body.verifications or []),
-        )
-    )
+    found = [_time_faults(body.observed_at), flag_faults(body.flags, "/flags"), _outcome_faults(body)]
+    if body.model.facts:
+        found.append(fact_faults(body.model.facts, "/model/facts"))
+    if body.measurements:
+        found.append(size_faults(body.measurements, "/measurements"))
+    if body.failure:
+        found.append(size_faults(body.failure, "/failure"))
+    if body.verifications:
+        found.append(_verification_list_faults(body.verifications))
+    return first_faults(chain.from_iterable(found))
 
 
 def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fault]:
@@ -228,7 +227,7 @@ def content_digest(body: ObservationIn) -> str:
         verifications=body.verifications or None,
     )
     begun = int(body.observed_at.timestamp() * 1000) if body.observed_at else 0
-    return f"{begun:012x}{hashlib.sha256(_canonical.encode(content)).hexdigest()[:DIGEST_DIGITS]}"
+    return f"{begun:012x}{blake2b(_canonical.encode(content), digest_size=DIGEST_BYTES).hexdigest()}"
 
 
 def to_domain(body: ObservationIn, *, new_id: UUID, now: datetime) -> Observation:
@@ -310,5 +309,5 @@ def _said(value: Any) -> Any:
 
 
 def _said_of_model(model: ModelIn) -> ModelIn:
-    is_flat = all(isinstance(fact, int | float | str) for fact in model.facts.values())
+    is_flat = not model.facts or all(isinstance(fact, int | float | str) for fact in model.facts.values())
     return model if is_flat else msgspec.structs.replace(model, facts=_said(model.facts))

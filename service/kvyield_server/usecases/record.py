@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 from uuid import UUID
 
 from kvyield_server.domain.observation import Observation
@@ -14,8 +14,7 @@ from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.settle import require_made, settle
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A start as it came: with the digest of its content, the token that posted it, and when."""
 
     observation: Observation
@@ -24,8 +23,7 @@ class Arrival:
     now: datetime
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(NamedTuple):
     """What is stored, and whether this very call stored it."""
 
     stored: StoredObservation
