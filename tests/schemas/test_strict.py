@@ -73,17 +73,6 @@ def test_duplicates_are_faults_beside_others() -> None:
     assert [fault.pointer for fault in faults(b'{"name": 1, "name": 2}')] == ["/name", "/name"]
 
 
-_texts = st.text(st.sampled_from('ab:"\\/\n{}, '), max_size=4)
-_written = st.recursive(
-    st.one_of(st.integers(), st.none(), _texts).map(lambda value: (msgspec.json.encode(value).decode(), False)),
-    lambda inner: st.one_of(
-        st.lists(inner, max_size=3).map(lambda items: _bracketed("[]", items)),
-        st.lists(st.tuples(_texts, inner), max_size=3).map(_object_of),
-    ),
-    max_leaves=12,
-)
-
-
 def _bracketed(signs: str, items: list[tuple[str, bool]]) -> tuple[str, bool]:
     return f"{signs[0]} {' , '.join(text for text, _ in items)} {signs[1]}", any(twice for _, twice in items)
 
@@ -94,6 +83,17 @@ def _object_of(pairs: list[tuple[str, tuple[str, bool]]]) -> tuple[str, bool]:
         "{}", [(f"{msgspec.json.encode(key).decode()} : {value}", twice) for key, (value, twice) in pairs]
     )
     return text, is_twice or len(set(keys)) < len(keys)
+
+
+_texts = st.text(st.sampled_from('ab:"\\/\n{}, '), max_size=4)
+_written = st.recursive(
+    st.one_of(st.integers(), st.none(), _texts).map(lambda value: (msgspec.json.encode(value).decode(), False)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: _bracketed("[]", items)),
+        st.lists(st.tuples(_texts, inner), max_size=3).map(_object_of),
+    ),
+    max_leaves=12,
+)
 
 
 @given(_written)
