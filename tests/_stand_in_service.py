@@ -29,6 +29,7 @@ class StandIn(ThreadingHTTPServer):
         self.posts: list[str] = []
         self.advice: dict[str, Any] = {"status": "ok"}
         self.prediction: dict[str, Any] = {}
+        self.settled: dict[str, str] = {}
         self.tokens: list[str | None] = []
         self.lock = threading.Lock()
         self.stopping = threading.Event()
@@ -112,6 +113,10 @@ class Handler(BaseHTTPRequestHandler):
             assert found is not None
             found["verifications"].append(json.loads(self.body))
             self.answer(201, found)
+        elif self.path.endswith("/settlement"):
+            answered, by = self.path.split("/")[2], json.loads(self.body)["observation_id"]
+            self.server.settled[answered] = by
+            self.answer(200, {**self.server.advice, "id": answered, "observation_id": by})
 
     def keep(self, observation: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         """201 for a new one, 200 for the same again, 409 for its id with other content, 422 for a refused model."""

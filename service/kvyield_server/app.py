@@ -42,6 +42,7 @@ HANDLERS: tuple[HTTPRouteHandler, ...] = (
     advice.get_recommend,
     advice.post_recommendation,
     advice.get_recommendation,
+    advice.post_settlement,
     calibration.get_calibration,
     audit.list_audit,
     exports.export_ndjson,

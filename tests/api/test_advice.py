@@ -159,6 +159,49 @@ def test_a_recommendation_is_stored_and_settled(client: Client, pair_id: str) ->
     assert settled["settled_at"] is not None
 
 
+def test_a_start_that_named_nothing_settles_when_it_is_said(client: Client, pair_id: str) -> None:
+    """A start that a watch posted settles by its id, the first for good; again changes nothing; the audit has it."""
+    ways = [client.post("/recommendations", json=QUESTION).headers["location"] for _ in range(2)]
+    watched, later = (client.post("/observations", json=start(3, id=None, host=host)).json()["id"] for host in "ab")
+    said = [client.post(f"{ways[0]}/settlement", json={"observation_id": watched}) for _ in range(2)]
+    assert [answer.status_code for answer in said] == [200, 200]
+    assert said[0].json() == said[1].json() == client.get(ways[0]).json()
+    assert said[0].json()["observation_id"] == watched
+    assert client.get("/calibration").json()["settled"] == 1
+    other = client.post(f"{ways[0]}/settlement", json={"observation_id": later})
+    assert (other.status_code, other.json()["type"]) == (409, "/problems/conflict")
+    assert watched in other.json()["detail"]
+    assert client.get(ways[1]).json()["observation_id"] is None
+    notes = [note for note in client.get("/audit").json()["items"] if note["action"] == "settle"]
+    assert [(note["subject"], note["details"]) for note in notes] == [
+        (ways[0].rpartition("/")[2], {"observation_id": watched})
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("unknown", "no such start"), ("retracted", "retracted"), ("stranger", "another GPU"), ("taken", "followed")],
+)
+def test_a_start_that_cannot_have_followed_settles_nothing(
+    client: Client, pair_id: str, kind: str, reason: str
+) -> None:
+    """Unknown, retracted, of another pair, or having named other advice: 422 at ``observation_id``, nothing changed."""
+    way, other = (client.post("/recommendations", json=QUESTION).headers["location"] for _ in range(2))
+    follower = start(3, id=None, host="a", recommendation_id=other.rpartition("/")[2] if kind == "taken" else None)
+    if kind == "stranger":
+        follower["hardware"] = {"gpu": "H200", "gpu_count": 8}
+    posted = client.post("/observations", json=follower).json()["id"]
+    if kind == "retracted":
+        client.post(f"/observations/{posted}/retraction", json={"reason": "wrong log"})
+    settled_by = "0197b0a0-0000-7000-8000-00000000ffff" if kind == "unknown" else posted
+    answer = client.post(f"{way}/settlement", json={"observation_id": settled_by})
+    assert answer.status_code == 422
+    (fault,) = answer.json()["errors"]
+    assert fault["pointer"] == "/observation_id"
+    assert reason in fault["detail"]
+    assert client.get(way).json()["observation_id"] is None
+
+
 def test_calibration_counts_settled_recommendations(client: Client, pair_id: str) -> None:
     """A recommendation that a start settled is counted, one that none followed is not."""
     ids = [client.post("/recommendations", json=QUESTION).json()["id"] for _ in range(2)]

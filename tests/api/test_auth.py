@@ -135,6 +135,19 @@ def test_an_ingest_token_reads_its_own_pairs_only(client: Client, login: Callabl
         assert client.post(way, json=VERIFICATION, headers=mine).status_code == 403
 
 
+def test_an_ingest_token_settles_by_its_own_starts_only(client: Client, login: Callable[..., Header]) -> None:
+    """A host's token settles advice by a start that it posted, and by no other's."""
+    mine, other, asker = (login(Role.INGEST, name="a"), login(Role.INGEST, name="b"), login(Role.READ, name="c"))
+    own, foreign = (
+        client.post("/observations", json=start(number), headers=headers).json()["id"]
+        for number, headers in ((1, mine), (2, other))
+    )
+    asked = {**NAMES, "target_tokens": 200_000}
+    way = client.post("/recommendations", json=asked, headers=asker).headers["location"] + "/settlement"
+    assert client.post(way, json={"observation_id": foreign}, headers=mine).status_code == 403
+    assert client.post(way, json={"observation_id": own}, headers=mine).json()["observation_id"] == own
+
+
 def test_the_last_use_is_noted(client: Client, storage: MemoryStorage, login: Callable[..., Header]) -> None:
     """Using a token writes down when."""
     client.get("/pairs", headers=login(Role.READ))

@@ -51,6 +51,7 @@ MAY: dict[Route, set[Any]] = {
     ("GET", "/recommend"): ASKERS,
     ("POST", "/recommendations"): ASKERS,
     ("GET", "/recommendations/{recommendation_id:uuid}"): READERS,
+    ("POST", "/recommendations/{recommendation_id:uuid}/settlement"): POSTERS,
     ("GET", "/schema/openapi.json"): EVERYBODY,
 }
 PAGES_FOR_ALL = {"/ui/sign-in", "/ui/sign-out"}

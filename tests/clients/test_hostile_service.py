@@ -40,6 +40,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "store_recommendation": lambda client: client.store_recommendation(target_tokens=1),
     "recommendation": lambda client: client.recommendation("x"),
     "recommendation_text": lambda client: client.recommendation_text("x", "args"),
+    "settle": lambda client: client.settle("x", "y"),
     "calibration": lambda client: client.calibration(),
     "health": lambda client: client.health(),
     "export": lambda client: list(client.export()),

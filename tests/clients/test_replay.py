@@ -14,8 +14,9 @@ import _stand_in_service as faults
 from _samples_client import sample
 from _stand_in_service import StandIn
 from kvyield import Client, ConflictError, Observation, Verification
+from kvyield._errors import ServiceFailedError
 from kvyield._ids import start_id
-from kvyield._replay import KEPT, UNSETTLED, post_start
+from kvyield._replay import KEPT, SETTLED, UNSETTLED, post_start
 from kvyield._transfer import Limits
 from kvyield.delivery import Delivery, deliver, deliver_batch
 from kvyield.spool import Spool
@@ -136,10 +137,31 @@ def test_verifications_reach_a_start_that_is_stored(service: StandIn, client: Cl
     assert [one["prompt_tokens"] for one in stored["verifications"]] == [60_010]
 
 
-def test_a_recommendation_that_stays_open_is_said(client: Client) -> None:
-    """When what is stored does not name the recommendation, the note says that it is not settled."""
+def test_a_start_that_a_watch_posted_settles_what_it_followed(service: StandIn, client: Client) -> None:
+    """A report that names the recommendation settles it by the start that is stored without; nothing is stored anew."""
+    watched = post_start(client, sample())
+    receipt = post_start(client, changed(sample(), recommendation_id=ONE))
+    assert (receipt.id, receipt.created, receipt.note) == (watched.id, False, SETTLED)
+    assert service.settled == {str(ONE): str(watched.id)}
+    assert len(service.stored) == 1
+
+
+@pytest.mark.parametrize("code", [404, 409, 422])
+def test_a_recommendation_that_stays_open_is_said(service: StandIn, client: Client, code: int) -> None:
+    """When the service does not settle it (unknown, settled by another start, of another pair), the note says why."""
     post_start(client, sample())
-    assert UNSETTLED in (post_start(client, changed(sample(), recommendation_id=ONE)).note or "")
+    service.faults += [faults.status(409), lambda handler: handler._get(), faults.status(code)]
+    note = post_start(client, changed(sample(), recommendation_id=ONE)).note or ""
+    assert note.startswith(UNSETTLED)
+    assert f"HTTP {code}" in note
+
+
+def test_a_settlement_waits_while_the_service_is_away(service: StandIn, client: Client) -> None:
+    """A service that fails at the settlement is asked again later: the start is not taken for delivered."""
+    post_start(client, sample())
+    service.faults += [faults.status(409), lambda handler: handler._get(), *[faults.status(503)] * 9]
+    with pytest.raises(ServiceFailedError):
+        post_start(client, changed(sample(), recommendation_id=ONE))
 
 
 def test_an_id_that_a_caller_chose_still_conflicts(client: Client) -> None:

@@ -12,7 +12,7 @@ from _samples_client import sample
 from e2e.running import Server
 from kvyield import Client, Observation, Verification
 from kvyield._ids import start_id
-from kvyield._replay import KEPT
+from kvyield._replay import KEPT, SETTLED
 from kvyield.delivery import deliver, deliver_batch
 from kvyield.spool import Spool
 
@@ -60,3 +60,19 @@ def test_a_verification_that_comes_with_a_known_start_is_kept_once(client: Clien
     for _ in range(2):
         assert [one.fate for one in deliver([verified], spool, client)] == ["known"]
     assert [one.prompt_tokens for one in client.observation(bare.id or "").verifications] == [60_010]
+
+
+def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp_path: Path) -> None:
+    """A watch posts the start first; a report that names the advice then settles it, and both again change nothing."""
+    spool, watched = Spool(tmp_path / "spool"), sample(1, model="tests/watched")
+    hardware = watched.hardware
+    deliver([sample(0, model="tests/watched")], spool, client)
+    kept = client.store_recommendation(
+        target_tokens=1_000, model="tests/watched", gpu=hardware.gpu, gpu_count=hardware.gpu_count, engine="sglang"
+    )
+    assert [one.fate for one in deliver([watched], spool, client)] == ["stored"]
+    report = seen(watched, recommendation_id=kept.id)
+    for _ in range(2):
+        assert [(one.fate, one.reason) for one in deliver([report], spool, client)] == [("known", SETTLED)]
+    assert client.recommendation(kept.id or "").observation_id == watched.id
+    assert len(list(client.observations(model="tests/watched"))) == 2

@@ -115,6 +115,10 @@ class Api:
         """A stored answer."""
         return self._send(_calls.recommendation(recommendation_id))
 
+    def settle(self, recommendation_id: UUID | str, observation_id: UUID | str) -> _wire.StoredRecommendation:
+        """Settle a stored answer by a start that is stored and does not name it."""
+        return self._send(_calls.settle(recommendation_id, observation_id))
+
     def recommendation_text(self, recommendation_id: UUID | str, text_format: str) -> str:
         """A stored answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""
         return self._send(_calls.recommendation_text(recommendation_id, text_format))
@@ -226,6 +230,10 @@ class AsyncApi:
     async def recommendation(self, recommendation_id: UUID | str) -> _wire.StoredRecommendation:
         """A stored answer."""
         return await self._send(_calls.recommendation(recommendation_id))
+
+    async def settle(self, recommendation_id: UUID | str, observation_id: UUID | str) -> _wire.StoredRecommendation:
+        """Settle a stored answer by a start that is stored and does not name it."""
+        return await self._send(_calls.settle(recommendation_id, observation_id))
 
     async def recommendation_text(self, recommendation_id: UUID | str, text_format: str) -> str:
         """A stored answer as text: json (as the service wrote it), args, systemd, docker, compose or kubernetes."""

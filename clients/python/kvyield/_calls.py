@@ -133,6 +133,12 @@ def recommendation(recommendation_id: UUID | str) -> Call[_wire.StoredRecommenda
     return Call("GET", path, _reader(_wire.StoredRecommendation))
 
 
+def settle(recommendation_id: UUID | str, observation_id: UUID | str) -> Call[_wire.StoredRecommendation]:
+    path = f"/recommendations/{_segment(recommendation_id)}/settlement"
+    body = encode({"observation_id": str(observation_id)})
+    return Call("POST", path, _reader(_wire.StoredRecommendation), body=body)
+
+
 def recommendation_text(recommendation_id: UUID | str, text_format: str) -> Call[str]:
     query = params({"format": None if text_format == "json" else text_format})
     return Call("GET", f"/recommendations/{_segment(recommendation_id)}", _read_text, params=query)

@@ -9,11 +9,13 @@ from uuid import UUID
 import msgspec
 
 from kvyield import _wire
-from kvyield._errors import ConflictError, NotAllowedError, NotFoundError
+from kvyield._errors import ConflictError, NotAllowedError, NotFoundError, RefusedError
 from kvyield._ids import content_id, is_same_start, start_id, told_apart_id
 
 KEPT = "stored by another reader version"
-UNSETTLED = "the recommendation is not settled by it, since what is stored does not name it"
+SETTLED = "the recommendation is settled by it"
+UNSETTLED = "the recommendation is not settled by it"
+_NOT_READ = {"id", "verifications", "recommendation_id"}
 
 
 class Ledger(Protocol):
@@ -26,6 +28,8 @@ class Ledger(Protocol):
     def add_verification(
         self, observation_id: UUID | str, verification: _wire.Verification
     ) -> _wire.StoredObservation: ...
+
+    def settle(self, recommendation_id: UUID | str, observation_id: UUID | str) -> _wire.StoredRecommendation: ...
 
 
 def posting(client: Ledger) -> Callable[[_wire.Observation], _wire.Receipt]:
@@ -73,7 +77,28 @@ def _known(client: Ledger, observation: _wire.Observation, stored: _wire.StoredO
     assert stored.id is not None
     for verification in observation.verifications:
         client.add_verification(stored.id, verification)
-    notes = [KEPT]
+    notes = [] if _is_read_alike(observation, stored) else [KEPT]
     if observation.recommendation_id not in (None, stored.recommendation_id):
-        notes.append(UNSETTLED)
-    return _wire.Receipt(id=stored.id, pair_id=stored.pair_id, created=False, note="; ".join(notes))
+        notes.append(_settled(client, observation.recommendation_id, stored.id))
+    return _wire.Receipt(id=stored.id, pair_id=stored.pair_id, created=False, note="; ".join(notes) or None)
+
+
+def _is_read_alike(observation: _wire.Observation, stored: _wire.StoredObservation) -> bool:
+    """A start that a watch posted differs from the report's by what it follows, not by what was read."""
+    names = set(observation.__struct_fields__) - _NOT_READ
+    return all(_plain(getattr(observation, name)) == _plain(getattr(stored, name)) for name in names)
+
+
+def _plain(value: object) -> object:
+    """Return a value as it compares: a struct by what it says."""
+    if not isinstance(value, msgspec.Struct):
+        return value
+    return {name: _plain(each) for name, each in msgspec.structs.asdict(value).items() if each not in (None, {}, [])}
+
+
+def _settled(client: Ledger, recommendation_id: UUID, observation_id: UUID) -> str:
+    try:
+        client.settle(recommendation_id, observation_id)
+    except RefusedError as error:
+        return f"{UNSETTLED}: {error}"
+    return SETTLED

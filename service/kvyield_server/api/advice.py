@@ -8,7 +8,7 @@ from uuid import UUID
 from litestar import MediaType, Request, Response, get, post
 from litestar.params import FromPath, JSONBody
 
-from kvyield_server.api.auth import ASKS, READS, actor_of, bound_to
+from kvyield_server.api.auth import ASKS, POSTS, READS, actor_of, bound_to
 from kvyield_server.api.conditional import answer_of, answer_to, conditional
 from kvyield_server.api.kept import Answer
 from kvyield_server.api.problems import raise_faults
@@ -24,6 +24,7 @@ from kvyield_server.schemas.recommendations import (
     RecommendationOut,
     RecommendQuery,
     RenderFormat,
+    SettlementIn,
     advice_out,
     question_of,
     recommendation_faults,
@@ -37,6 +38,7 @@ from kvyield_server.usecases.ports import StoredRecommendation, UnitOfWork, new_
 from kvyield_server.usecases.predict import predict
 from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
+from kvyield_server.usecases.settle import settle_by
 
 
 @post("/predictions", operation_id="post_predictions", opt=ASKS, status_code=200)
@@ -101,6 +103,28 @@ async def get_recommendation(
 
     stored = await services_of(request).read(work)
     return _text(stored.advice, query.format) if query.format else recommendation_out(stored)
+
+
+@post(
+    "/recommendations/{recommendation_id:uuid}/settlement",
+    operation_id="post_settlement",
+    opt=POSTS,
+    status_code=200,
+)
+async def post_settlement(
+    request: Request[Any, Any, Any], recommendation_id: FromPath[UUID], data: JSONBody[SettlementIn]
+) -> RecommendationOut:
+    """Settle a recommendation by a start that is stored and does not name it; the same again changes nothing."""
+    now = utc_now()
+    job = audited(
+        settle_by(recommendation_id, data.observation_id, token_id=bound_to(request), now=now),
+        "settle",
+        actor=actor_of(request),
+        now=now,
+        subject=lambda settled: recommendation_id if settled.is_new else None,
+        details={"observation_id": str(data.observation_id)},
+    )
+    return recommendation_out((await services_of(request).write(job)).recommendation)
 
 
 def _advise(uow: UnitOfWork, services: Services, asked: QuestionIn) -> tuple[Subject, Advice]:

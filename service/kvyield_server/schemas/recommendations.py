@@ -141,6 +141,12 @@ class RecommendationOut(AdviceOut, frozen=True, kw_only=True):
     settled_at: datetime | None
 
 
+class SettlementIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Which stored start followed the recommendation."""
+
+    observation_id: UUID
+
+
 class KeptRecommendation(Protocol):
     """A recommendation as a store hands it out."""
 

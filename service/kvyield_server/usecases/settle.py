@@ -2,13 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
+from typing import NamedTuple
+from uuid import UUID
 
 from kvyield_server.domain.observation import Observation
-from kvyield_server.errors import InvalidError
-from kvyield_server.storage.records import StoredRecommendation
+from kvyield_server.errors import ConflictError, InvalidError
+from kvyield_server.storage.records import StoredObservation, StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.usecases.browse import require_own_start, stored_recommendation
 from kvyield_server.usecases.select import loose_gpu, loose_model
+
+
+class Settled(NamedTuple):
+    """A settled recommendation, and whether this very call settled it."""
+
+    recommendation: StoredRecommendation
+    is_new: bool
+
+
+def settle_by(
+    recommendation_id: UUID, observation_id: UUID, *, token_id: UUID | None, now: datetime
+) -> Callable[[UnitOfWork], Settled]:
+    """Return the job that settles a recommendation by a start that was posted without naming it, as a watch posts it.
+
+    The same again changes nothing. The job raises NotFoundError for an unknown recommendation, ConflictError when
+    another start settled it, ForbiddenError when ``token_id`` did not post the start, and InvalidError for a start that
+    is unknown, retracted, of another pair, or named another recommendation.
+    """
+
+    def job(uow: UnitOfWork) -> Settled:
+        answer = stored_recommendation(uow, recommendation_id)
+        stored = uow.observations.get(observation_id)
+        if stored is None:
+            raise _unfit(observation_id, "no such start is stored here. Post it first.")
+        require_own_start(stored, token_id)
+        if answer.observation_id == observation_id:
+            return Settled(answer, is_new=False)
+        if answer.observation_id is not None:
+            told = f"Recommendation {answer.id} is settled by start {answer.observation_id}; the first start counts."
+            raise ConflictError(told)
+        _require_free(uow, answer, stored)
+        uow.recommendations.settle(recommendation_id, observation_id, now)
+        return Settled(stored_recommendation(uow, recommendation_id), is_new=True)
+
+    return job
+
+
+def _require_free(uow: UnitOfWork, answer: StoredRecommendation, stored: StoredObservation) -> None:
+    """Return when a start can be what followed an answer."""
+    start = stored.observation
+    if stored.retracted_at is not None:
+        raise _unfit(start.id, "that start is retracted: it settles nothing.")
+    if start.recommendation_id not in (None, answer.id):
+        raise _unfit(start.id, f"that start followed recommendation {start.recommendation_id}.")
+    if not _is_for(uow, answer, start):
+        raise _unfit(start.id, "that start has another GPU, count of GPUs or model than the recommendation.")
+
+
+def _unfit(observation_id: UUID, reason: str) -> InvalidError:
+    return InvalidError([("/observation_id", f"observation_id is {observation_id}; {reason}")])
 
 
 def settle(uow: UnitOfWork, observation: Observation, now: datetime) -> None:
