@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psycopg
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
 from kvyield_server.errors import InvalidError, StorageUnavailableError
 from kvyield_server.storage.statements import run
+
+if TYPE_CHECKING:
+    import psycopg  # 10 MB that a process on SQLite does without
 
 LOCK_WAIT_SECONDS = 5
 MIGRATION_LOCK_WAIT_SECONDS = 60
@@ -142,9 +144,13 @@ def _postgres_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
 
 def _read_what_is_committed(connection: psycopg.Connection[Any], _record: object) -> None:
     """A snapshot, taken before the write lock is got, would not show what the lock's last holder wrote."""
-    connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
+    from psycopg import IsolationLevel
+
+    connection.isolation_level = IsolationLevel.READ_COMMITTED
 
 
 def _read_snapshots(connection: psycopg.Connection[Any], _record: object) -> None:
-    connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+    from psycopg import IsolationLevel
+
+    connection.isolation_level = IsolationLevel.REPEATABLE_READ
     connection.read_only = True
