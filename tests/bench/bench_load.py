@@ -1,6 +1,6 @@
 """Requests a second of the service beside a bare ASGI hello-world on the same uvicorn: 32 clients, in rotation.
 
-Usage: PYTHONPATH=service:tests python tests/bench/bench_load.py [--rounds 5] [--seconds 3] [--database URL] [--tokens]
+Usage: PYTHONPATH=service:tests python tests/bench/bench_load.py [--rounds 15] [--seconds 1] [--database URL] [--tokens]
 
 All servers run the whole time, each in one process; every round measures each case in turn, and a ratio is the median
 over rounds of a case to the hello-world of the same round. Exits with 1 when a bar is missed.
@@ -167,8 +167,8 @@ def report(found: dict[str, list[Measured]]) -> bool:
 def main() -> int:
     """Measure and report."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--database")
     parser.add_argument("--tokens", action="store_true")
     given = parser.parse_args()

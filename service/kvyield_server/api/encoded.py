@@ -20,10 +20,10 @@ def encoded(content: object) -> bytes:
 class EncodedResponse(Response[T]):
     """A body of bytes with its headers; the type parameter is what the bytes say, for the OpenAPI document.
 
-    The framework asks it for nothing but ``to_asgi_response``, so that is all that there is of a response.
+    The framework asks it for nothing but ``to_asgi_response``; what its own ``__init__`` prepares is not needed.
     """
 
-    def __init__(  # the framework's own would work out what is given here
+    def __init__(
         self,
         body: bytes,
         *,
