@@ -202,6 +202,7 @@ def create_recommendation() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_recommendation")),
     )
     op.create_index(op.f("ix_recommendation_made_at_id"), "recommendation", ["made_at", "id"])
+    op.create_index(op.f("ix_recommendation_observation_id"), "recommendation", ["observation_id"])
     op.create_index(op.f("ix_recommendation_pair_id"), "recommendation", ["pair_id"])
     op.create_index(op.f("ix_recommendation_settled_at_id"), "recommendation", ["settled_at", "id"])
 

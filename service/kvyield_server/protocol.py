@@ -1,22 +1,27 @@
-"""Uvicorn's HTTP protocol with a bound on the time that a request's head may take, which uvicorn lacks."""
+"""Uvicorn's HTTP protocol with what it lacks: bounds on time, and problem details for what is no HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import ClassVar
 
+import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kvyield_server.api.problems import MalformedError
+from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE, Problem
 
 
 class PatientProtocol(HttpToolsProtocol):
     """Closes a connection whose client sends nothing, or begins a head and does not end it, for ``head_seconds``.
 
-    Between two requests uvicorn's own time for keep-alive counts; the time of a body is the application's to bound.
+    Between two requests uvicorn's own time for keep-alive counts; the time of a body is the application's to bound, and
+    ours again once the application has answered without waiting for it.
     """
 
     head_seconds: ClassVar[float] = 30.0
     _timer: asyncio.TimerHandle | None = None
-    _is_in_head = False
+    _is_in_head = _is_in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Wait for a first request."""
@@ -24,10 +29,13 @@ class PatientProtocol(HttpToolsProtocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Take data in; a head that is not whole with it must be so in time."""
+        """Take data in; a head that is not whole with it, or a body that nobody waits for, must be so in time."""
         super().data_received(data)
-        if self._is_in_head and self._timer is None:
+        if self._timer is None and (self._is_in_head or (self._is_in_body and self._is_answered())):
             self._wait()
+
+    def _is_answered(self) -> bool:
+        return bool(getattr(self.cycle, "response_complete", False))
 
     def on_message_begin(self) -> None:
         """A head begins; called by the parser."""
@@ -36,9 +44,31 @@ class PatientProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """A head is whole; called by the parser."""
-        self._is_in_head = False
+        self._is_in_head, self._is_in_body = False, True
         self._stop_waiting()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """A request is whole; called by the parser."""
+        self._is_in_body = False
+        self._stop_waiting()
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, and hang up: there is no telling where a next request would begin."""
+        problem = Problem(
+            type=f"/problems/{MalformedError.code}",
+            title=MalformedError.title,
+            status=400,
+            detail=f"{msg} Nothing of it was taken.",
+            instance="",
+            request_id="",
+            errors=[],
+        )
+        body = msgspec.json.encode(problem)
+        head = f"content-type: {PROBLEM_MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing more will come."""

@@ -170,7 +170,6 @@ def test_a_start_that_named_nothing_settles_when_it_is_said(client: Client, pair
     assert client.get("/calibration").json()["settled"] == 1
     other = client.post(f"{ways[0]}/settlement", json={"observation_id": later})
     assert (other.status_code, other.json()["type"]) == (409, "/problems/conflict")
-    assert watched in other.json()["detail"]
     assert client.get(ways[1]).json()["observation_id"] is None
     notes = [note for note in client.get("/audit").json()["items"] if note["action"] == "settle"]
     assert [(note["subject"], note["details"]) for note in notes] == [
@@ -180,20 +179,33 @@ def test_a_start_that_named_nothing_settles_when_it_is_said(client: Client, pair
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("unknown", "no such start"), ("retracted", "retracted"), ("stranger", "another GPU"), ("taken", "followed")],
+    [
+        ("unknown", "no such start"),
+        ("retracted", "retracted"),
+        ("stranger", "another GPU"),
+        ("engine", "another GPU, count of GPUs, model or engine"),
+        ("evidence", "before the recommendation"),
+        ("taken", "followed"),
+        ("used", "followed"),
+    ],
 )
 def test_a_start_that_cannot_have_followed_settles_nothing(
     client: Client, pair_id: str, kind: str, reason: str
 ) -> None:
-    """Unknown, retracted, of another pair, or having named other advice: 422 at ``observation_id``, nothing changed."""
+    """Unknown, retracted, of another pair or engine, older, or after other advice: 422 there, and nothing changed."""
     way, other = (client.post("/recommendations", json=QUESTION).headers["location"] for _ in range(2))
     follower = start(3, id=None, host="a", recommendation_id=other.rpartition("/")[2] if kind == "taken" else None)
     if kind == "stranger":
         follower["hardware"] = {"gpu": "H200", "gpu_count": 8}
+    if kind == "engine":
+        follower |= {"engine": {"name": "vllm"}, "flags": {"gpu_memory_utilization": 0.9}}
     posted = client.post("/observations", json=follower).json()["id"]
     if kind == "retracted":
         client.post(f"/observations/{posted}/retraction", json={"reason": "wrong log"})
-    settled_by = "0197b0a0-0000-7000-8000-00000000ffff" if kind == "unknown" else posted
+    if kind == "used":
+        assert client.post(f"{other}/settlement", json={"observation_id": posted}).status_code == 200
+    unusual = {"unknown": "0197b0a0-0000-7000-8000-00000000ffff", "evidence": start(3)["id"]}
+    settled_by = unusual.get(kind, posted)
     answer = client.post(f"{way}/settlement", json={"observation_id": settled_by})
     assert answer.status_code == 422
     (fault,) = answer.json()["errors"]
@@ -305,9 +317,13 @@ def test_a_start_of_another_pair_settles_nothing(client: Client, is_cold: bool) 
         client.post("/observations", json=start(2))
     asked = {**NAMES, "target_tokens": 200_000, "facts": FACTS if is_cold else None}
     answer = client.post("/recommendations", json=asked).json()
-    stranger = start(3, id=None, recommendation_id=answer["id"], hardware={"gpu": "H200", "gpu_count": 8})
-    refused = client.post("/observations", json=stranger)
-    assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/recommendation_id")
+    strange: list[dict[str, Any]] = [
+        {"hardware": {"gpu": "H200", "gpu_count": 8}},
+        {"engine": {"name": "vllm"}, "flags": {"gpu_memory_utilization": 0.9}},
+    ]
+    for changes in strange:
+        refused = client.post("/observations", json=start(3, id=None, recommendation_id=answer["id"], **changes))
+        assert (refused.status_code, refused.json()["errors"][0]["pointer"]) == (422, "/recommendation_id")
     assert client.get(f"/recommendations/{answer['id']}").json()["observation_id"] is None
     assert client.post("/observations", json=start(3, recommendation_id=answer["id"])).status_code == 201
     assert client.get(f"/recommendations/{answer['id']}").json()["observation_id"] == start(3)["id"]

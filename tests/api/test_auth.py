@@ -138,12 +138,13 @@ def test_an_ingest_token_reads_its_own_pairs_only(client: Client, login: Callabl
 def test_an_ingest_token_settles_by_its_own_starts_only(client: Client, login: Callable[..., Header]) -> None:
     """A host's token settles advice by a start that it posted, and by no other's."""
     mine, other, asker = (login(Role.INGEST, name="a"), login(Role.INGEST, name="b"), login(Role.READ, name="c"))
+    asked = {**NAMES, "target_tokens": 200_000}
+    client.post("/observations", json=start(3), headers=other)
+    way = client.post("/recommendations", json=asked, headers=asker).headers["location"] + "/settlement"
     own, foreign = (
         client.post("/observations", json=start(number), headers=headers).json()["id"]
         for number, headers in ((1, mine), (2, other))
     )
-    asked = {**NAMES, "target_tokens": 200_000}
-    way = client.post("/recommendations", json=asked, headers=asker).headers["location"] + "/settlement"
     assert client.post(way, json={"observation_id": foreign}, headers=mine).status_code == 403
     assert client.post(way, json={"observation_id": own}, headers=mine).json()["observation_id"] == own
 

@@ -171,7 +171,6 @@ BROKEN = [
     b'{"a": "\\ud800"}',
     b"[" * 100_000,
     b'{"a":' * 20_000 + b"1" + b"}" * 20_000,
-    b'{"flags": {"a": ' + b"1" * 5000 + b"}}",
     b"",
     b"   ",
 ]
@@ -198,7 +197,7 @@ def test_duplicate_keys_are_refused_at_any_depth(client: Client) -> None:
     assert [fault["pointer"] for fault in answer.json()["errors"]] == ["/hardware/gpu_count"]
 
 
-@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "9" * 400, "-" + "9" * 5_000])
 def test_infinities_do_not_pass_as_numbers(client: Client, number: str) -> None:
     """A number too large for a float is refused wherever it stands."""
     for old in ('"memory_gib": 95.59', '"num_hidden_layers": 61', '"chunked_prefill_size": 8192'):

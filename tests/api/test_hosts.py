@@ -24,7 +24,18 @@ def client(storage: MemoryStorage) -> Iterator[Client]:
 
 @pytest.mark.parametrize(
     "host",
-    ["evil.example", "evil.example:8321", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "127.0.0.1:" + "8" * 300],
+    [
+        *("evil.example", "evil.example:8321", "127.0.0.1.evil.example", "10.0.0.1", "[::2]:80", "localhost:evil.com"),
+        *(
+            "[::1]evil.com",
+            "[::1].evil.com:80",
+            "[::1%25evil.com]",
+            "127.0.0.1]",
+            "localhost..",
+            "",
+            "a" * 300,
+        ),
+    ],
 )
 def test_other_hosts_are_refused_while_the_service_is_open(client: Client, host: str) -> None:
     """Reads, posts and pages answer 403 to a Host that is not this machine's; probes are answered."""

@@ -157,6 +157,17 @@ def test_a_duplicate_key_in_an_item_stops_that_item_alone(client: Client) -> Non
     assert [item["status"] for item in answer.json()["items"]] == [422, 201]
 
 
+@pytest.mark.parametrize("keys", [("observations", "observ\\u0061tions"), ("\\u006Fbservations", "observations")])
+def test_a_second_list_in_the_envelope_is_not_swallowed(client: Client, keys: tuple[str, str]) -> None:
+    """The envelope's key given twice is refused however it is spelt, and neither list is taken."""
+    first, second = (json.dumps(start(id=None, host=host)) for host in "ab")
+    body = f'{{"{keys[0]}": [{first}], "{keys[1]}": [{second}]}}'
+    answer = client.post("/observations/batch", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    assert "observations occurs more than once" in answer.json()["errors"][0]["detail"]
+    assert client.get("/observations").json()["items"] == []
+
+
 @pytest.mark.parametrize(
     ("body", "pointer"),
     [

@@ -197,6 +197,74 @@ def test_a_head_that_does_not_come_ends_the_connection(
     assert server.stop() == 0
 
 
+@pytest.fixture
+def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server that waits a second for bodies."""
+    monkeypatch.setattr(running, "environment", lambda: {**os.environ, "KVYIELD_BODY_SECONDS": "1"})
+    server = Server(tmp_path)
+    yield server
+    server.stop()
+
+
+def connected(server: Server) -> socket.socket:
+    """Return a connection on which nothing was sent."""
+    address = urlsplit(server.url)
+    return socket.create_connection((address.hostname, address.port or 0), timeout=6)
+
+
+def everything(connection: socket.socket) -> bytes:
+    """Return what comes until the server hangs up."""
+    return b"".join(iter(lambda: connection.recv(4096), b""))
+
+
+FORM = (
+    b"POST /ui/sign-in HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\nContent-Length: 1000\r\n"
+    b"Content-Type: %s\r\n\r\n%s"
+)
+FORMS = [
+    (b"application/x-www-form-urlencoded", b"token=a"),
+    (b"multipart/form-data; boundary=x", b'--x\r\nContent-Disposition: form-data; name="token"\r\n\r\na'),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=["urlencoded", "multipart"])
+def test_a_form_that_does_not_come_is_not_waited_for(hasty: Server, form: tuple[bytes, bytes]) -> None:
+    """A page's form has the same time as any body, and a client that goes away in its midst is no failure of ours."""
+    with connected(hasty) as slow:
+        slow.sendall(FORM % form)
+        assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")
+    with connected(hasty) as gone:
+        gone.sendall(FORM % form)
+    assert httpx.get(f"{hasty.url}/health/live").status_code == 200
+    assert hasty.stop() == 0
+    assert [entry for entry in hasty.log if entry.get("status") == 500 or entry.get("level") == "error"] == []
+
+
+def test_a_body_that_nobody_waits_for_ends_the_connection(hasty: Server) -> None:
+    """After an answer that came before the body, a client that sends on at a trickle is hung up on in time."""
+    with connected(hasty) as slow:
+        slow.sendall(b"POST /observations HTTP/1.1\r\nHost: localhost\r\nContent-Type: text/plain\r\n")
+        slow.sendall(b"Content-Length: 1000\r\n\r\n")
+        assert slow.recv(4096).startswith(b"HTTP/1.1 415 ")
+        slow.sendall(b"x")
+        everything(slow)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"NO HTTP\r\n\r\n", b"POST /observations HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"],
+)
+def test_what_is_no_http_is_answered_as_a_problem(server: Server, sent: bytes) -> None:
+    """Broken framing answers 400 with problem details, and hangs up."""
+    with connected(server) as broken:
+        broken.sendall(sent)
+        head, _, body = everything(broken).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert b"content-type: application/problem+json" in head
+    problem = json.loads(body)
+    assert (problem["type"], problem["status"]) == ("/problems/malformed", 400)
+
+
 def test_large_bodies_leave_nothing_behind(tmp_path: Path, server: Server) -> None:
     """Bodies that are refused, and batches that are known already, are forgotten as soon as they are answered."""
     large = b"[" + b"1," * 100 + b'"' + b"z" * 8_000_000 + b'"]'

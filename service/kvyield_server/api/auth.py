@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Hashable
 from functools import lru_cache
@@ -32,6 +33,7 @@ _PROBES = "/health/"
 _LOOK_EVERY_SECONDS = 1.0
 _MOST_REMEMBERED = 1_024
 _LONGEST_HOST = 255
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]{0,5})?")
 
 
 class Gate:
@@ -118,8 +120,9 @@ def _is_loopback_host(host: bytes) -> bool:
 
 
 def _without_port(host: str) -> str:
-    address = host.strip().lower()
-    return address.partition("]")[0] + "]" if address.startswith("[") else address.partition(":")[0].rstrip(".")
+    """Return the name or address that a Host header holds; nothing when it holds anything else."""
+    found = _HOST.fullmatch(host.strip().lower())
+    return found[1].removesuffix(".") if found else ""
 
 
 def token_of(request: Request[Any, Any, Any]) -> ApiToken | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import AsyncGenerator
 from typing import Any, TypeVar
 
 import msgspec
@@ -45,17 +46,20 @@ class StrictRequest(Request[Any, Any, Any]):
     async def body(self) -> bytes:
         """Return the body. UnsupportedMediaError unless it is said to be JSON, MalformedError when it is empty."""
         if not self._expects_json():
-            return await super().body()
+            return await self._whole()
         kind = (header_of(self.scope, b"content-type") or "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
         if (coding := header_of(self.scope, b"content-encoding") or "identity").strip().lower() != "identity":
             raise UnsupportedMediaError(f"Content-Encoding is {coding}; send the body as it is.")
-        if self._read is None:
-            self._read = await self._receive()
-        if not self._read:
+        body = await self._whole()
+        if not body:
             raise MalformedError("The request has no body; a JSON object is needed.")
-        return self._read
+        return body
+
+    async def stream(self) -> AsyncGenerator[bytes, None]:
+        """Yield the body, which is read as a whole: so it has its bounds of size and time here too."""
+        yield await self._whole()
 
     async def json(self) -> Any:
         """Return the body as the struct that the handler asks for."""
@@ -68,6 +72,11 @@ class StrictRequest(Request[Any, Any, Any]):
 
     def _expects_json(self) -> bool:
         return getattr(self.route_handler, "parsed_data_field", None) is not None
+
+    async def _whole(self) -> bytes:
+        if self._read is None:
+            self._read = await self._receive()
+        return self._read
 
     async def _receive(self) -> bytes:
         settings = services_of(self).settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 from uuid import UUID
 
@@ -13,6 +14,7 @@ from kvyield_server.schemas.strict import Fault, FaultyBodyError, MalformedJsonE
 
 MAX_ITEMS = 500
 _KEY = b'"observations"'
+_SPELT = re.compile(b"".join(b"(?:%c|\\\\u00%02x)" % (letter, letter) for letter in b"observations"), re.IGNORECASE)
 
 
 class BatchIn(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -35,7 +37,7 @@ class BatchIn(Struct, forbid_unknown_fields=True, kw_only=True):
             batch = _decoder.decode(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             batch = None
-        if batch is None or body.count(_KEY) != 1:
+        if batch is None or not _has_one_key(body):
             _refuse_envelope(parse(body))
         if batch is None:
             raise MalformedJsonError("The body is not valid JSON.")
@@ -56,6 +58,11 @@ class BatchItemOut(Struct, frozen=True, kw_only=True):
 
 class BatchOut(Struct, frozen=True, kw_only=True):
     items: list[BatchItemOut]
+
+
+def _has_one_key(body: bytes) -> bool:
+    """Say whether the envelope's key certainly occurs once, however it is spelt: JSON lets a letter be escaped."""
+    return body.count(_KEY) == 1 and (b"\\u" not in body or len(_SPELT.findall(body)) == 1)
 
 
 def _refuse_envelope(value: Any) -> None:

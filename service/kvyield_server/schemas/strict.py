@@ -28,6 +28,8 @@ _BACKSLASH = ord("\\")
 _STRING_OR_BRACKET = re.compile(r'"[^"]*"?|[\[\]{}]')
 _plain = msgspec.json.Decoder()
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
+_LONGEST_INT = 308  # digits; Python itself reads 4,300
+_LONG_INT = re.compile(rf"\d{{{_LONGEST_INT + 1}}}")
 _BEYOND_RULE = "; a number must be under 1e308."
 
 
@@ -107,9 +109,7 @@ def parse(body: bytes) -> Any:
     try:
         text = body.decode()
         _refuse_depth(text)
-        value = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_float_or_beyond
-        )
+        value = _loaded(text)
         if b"\\u" in body:
             json.dumps(value, ensure_ascii=False).encode()
         return value
@@ -165,6 +165,23 @@ _showing = json.JSONEncoder(
 )  # what is left half way holds no cycle
 
 
+def _loaded(text: str) -> Any:
+    try:
+        return _strict(text)
+    except json.JSONDecodeError:
+        raise
+    except ValueError:
+        if not _LONG_INT.search(text):
+            raise
+        return _strict(text, parse_int=_int_or_beyond)
+
+
+def _strict(text: str, **hooks: Any) -> Any:
+    return json.loads(
+        text, object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_float_or_beyond, **hooks
+    )
+
+
 def _object(pairs: list[tuple[str, Any]]) -> _Object:
     result = _Object(pairs)
     if len(result) != len(pairs):
@@ -175,8 +192,14 @@ def _object(pairs: list[tuple[str, Any]]) -> _Object:
 
 def _float_or_beyond(text: str) -> float:
     number = float(text)
-    if isfinite(number):
-        return number
+    return number if isfinite(number) else _beyond(number, text)
+
+
+def _int_or_beyond(text: str) -> int | _Beyond:
+    return int(text) if len(text) <= _LONGEST_INT else _beyond(float(text), text)
+
+
+def _beyond(number: float, text: str) -> _Beyond:
     beyond = _Beyond(number)
     beyond.text = text
     return beyond

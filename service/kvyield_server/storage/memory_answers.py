@@ -59,6 +59,10 @@ class MemoryRecommendations:
         self._state.recommendations[recommendation_id] = settled
         return True
 
+    def settled_by(self, observation_id: UUID) -> UUID | None:
+        answers = self._state.recommendations.values()
+        return next((each.id for each in answers if each.observation_id == observation_id), None)
+
     def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
         return page_of(self._state.recommendations.values(), after, size, recommendation_key)
 

@@ -43,6 +43,11 @@ class SqlRecommendations:
         values = {"observation_id": observation_id, "settled_at": at}
         return self._connection.execute(update(tables.recommendation).where(*unsettled).values(values)).rowcount == 1
 
+    def settled_by(self, observation_id: UUID) -> UUID | None:
+        query = select(_it.id).where(_it.observation_id == observation_id)
+        settled: UUID | None = self._connection.execute(query.limit(1)).scalar()
+        return settled
+
     def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
         query = newest_first(select(tables.recommendation), _it.made_at, _it.id, after, size)
         found = [recommendation_from_row(row) for row in self._connection.execute(query).mappings()]

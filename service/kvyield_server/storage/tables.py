@@ -235,6 +235,7 @@ recommendation = Table(
     Index(None, "made_at", "id"),
     Index(None, "settled_at", "id"),
     Index(None, "pair_id"),
+    Index(None, "observation_id"),
 )
 
 audit = Table(

@@ -144,6 +144,9 @@ class RecommendationRepository(Protocol):
     def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
         """Return all answers, settled or not, by (made_at, id), newest first."""
 
+    def settled_by(self, observation_id: UUID) -> UUID | None:
+        """Return the id of the answer that a start settled, if it settled one."""
+
     def page_settled(self, after: PageKey | None, size: int) -> Page[SettledRecommendation]:
         """Return settled answers whose start is not retracted, by (settled_at, id), newest first."""
 

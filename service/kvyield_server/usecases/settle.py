@@ -29,7 +29,7 @@ def settle_by(
 
     The same again changes nothing. The job raises NotFoundError for an unknown recommendation, ConflictError when
     another start settled it, ForbiddenError when ``token_id`` did not post the start, and InvalidError for a start that
-    is unknown, retracted, of another pair, or named another recommendation.
+    is unknown, retracted, of another pair or engine, older than the recommendation, or followed another one.
     """
 
     def job(uow: UnitOfWork) -> Settled:
@@ -40,25 +40,27 @@ def settle_by(
         require_own_start(stored, token_id)
         if answer.observation_id == observation_id:
             return Settled(answer, is_new=False)
+        _require_fit(uow, answer, stored)
         if answer.observation_id is not None:
-            told = f"Recommendation {answer.id} is settled by start {answer.observation_id}; the first start counts."
-            raise ConflictError(told)
-        _require_free(uow, answer, stored)
+            raise ConflictError(f"Recommendation {answer.id} is settled by another start; the first start counts.")
         uow.recommendations.settle(recommendation_id, observation_id, now)
         return Settled(stored_recommendation(uow, recommendation_id), is_new=True)
 
     return job
 
 
-def _require_free(uow: UnitOfWork, answer: StoredRecommendation, stored: StoredObservation) -> None:
+def _require_fit(uow: UnitOfWork, answer: StoredRecommendation, stored: StoredObservation) -> None:
     """Return when a start can be what followed an answer."""
     start = stored.observation
     if stored.retracted_at is not None:
         raise _unfit(start.id, "that start is retracted: it settles nothing.")
-    if start.recommendation_id not in (None, answer.id):
-        raise _unfit(start.id, f"that start followed recommendation {start.recommendation_id}.")
     if not _is_for(uow, answer, start):
-        raise _unfit(start.id, "that start has another GPU, count of GPUs or model than the recommendation.")
+        raise _unfit(start.id, "that start has another GPU, count of GPUs, model or engine than the recommendation.")
+    if stored.received_at < answer.made_at:
+        raise _unfit(start.id, "that start was posted before the recommendation was made.")
+    followed = start.recommendation_id or uow.recommendations.settled_by(start.id)
+    if followed not in (None, answer.id):
+        raise _unfit(start.id, f"that start followed recommendation {followed}.")
 
 
 def _unfit(observation_id: UUID, reason: str) -> InvalidError:
@@ -85,12 +87,14 @@ def require_made(uow: UnitOfWork, observation: Observation) -> None:
         detail = f"recommendation_id is {named}; no such recommendation was made here. Leave it null when unsure."
         raise InvalidError([("/recommendation_id", detail)])
     if not _is_for(uow, answer, observation):
-        detail = f"recommendation_id is {named}, made for another GPU, count of GPUs or model than this start's."
+        detail = f"recommendation_id is {named}, made for another GPU, count of GPUs, model or engine."
         raise InvalidError([("/recommendation_id", detail)])
 
 
 def _is_for(uow: UnitOfWork, answer: StoredRecommendation, start: Observation) -> bool:
     """A recommendation for a pair never recorded knows only the asker's own spelling of the names."""
+    if answer.advice.engine is not start.engine.name:
+        return False
     own = (start.hardware.gpu, start.hardware.gpu_count, start.model.name)
     pair = uow.pairs.get(answer.pair_id) if answer.pair_id else None
     if pair is not None:
