@@ -96,7 +96,6 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
         request_class=StrictRequest,
         exception_handlers=EXCEPTION_HANDLERS,
         before_request=_admit,
-        request_max_body_size=settings.max_body_bytes,
         state=State({"openapi": cache(lambda: document(HANDLERS))}),
         lifespan=[_lifespan(services)],
         openapi_config=None,

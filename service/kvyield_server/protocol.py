@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from typing import ClassVar
 
-import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from kvyield_server.api.problems import MalformedError
-from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE, Problem
+from kvyield_server.api.encoded import encoded
+from kvyield_server.api.problems import MalformedError, ProblemContext, problem_of
+from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE
 
 
 class PatientProtocol(HttpToolsProtocol):
@@ -31,11 +31,10 @@ class PatientProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Take data in; a head that is not whole with it, or a body that nobody waits for, must be so in time."""
         super().data_received(data)
-        if self._timer is None and (self._is_in_head or (self._is_in_body and self._is_answered())):
+        # there is no cycle when the first request names no URL
+        is_unheard = self._is_in_body and getattr(self.cycle, "response_complete", False)
+        if self._timer is None and (self._is_in_head or is_unheard):
             self._wait()
-
-    def _is_answered(self) -> bool:
-        return bool(getattr(self.cycle, "response_complete", False))
 
     def on_message_begin(self) -> None:
         """A head begins; called by the parser."""
@@ -56,16 +55,8 @@ class PatientProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no HTTP, and hang up: there is no telling where a next request would begin."""
-        problem = Problem(
-            type=f"/problems/{MalformedError.code}",
-            title=MalformedError.title,
-            status=400,
-            detail=f"{msg} Nothing of it was taken.",
-            instance="",
-            request_id="",
-            errors=[],
-        )
-        body = msgspec.json.encode(problem)
+        error = MalformedError(f"{msg} Nothing of it was taken.")
+        body = encoded(problem_of(error, ProblemContext(instance="", request_id="")))
         head = f"content-type: {PROBLEM_MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
         self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
         self.transport.close()

@@ -164,39 +164,6 @@ def test_a_taken_port_is_said(tmp_path: Path, server: Server) -> None:
     assert "Traceback" not in answer.stderr
 
 
-def test_a_slow_client_is_cut_off_and_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A body that trickles in is answered 408 after the time allowed; others are served meanwhile."""
-    monkeypatch.setattr(running, "environment", lambda: {**os.environ, "KVYIELD_BODY_SECONDS": "1"})
-    server = Server(tmp_path)
-    address = urlsplit(server.url)
-    with socket.create_connection((address.hostname, address.port or 0), timeout=10) as slow:
-        slow.sendall(b"POST /observations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
-        slow.sendall(b"Content-Length: 1000\r\n\r\n{")
-        assert httpx.get(f"{server.url}/pairs").status_code == 200
-        assert b" 408 " in slow.recv(4096)
-    assert server.stop() == 0
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET /pairs HTTP/1.1\r\nHost: 127.0"])
-def test_a_head_that_does_not_come_ends_the_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
-    """A client that sends nothing, or half a head, also after a whole request, is hung up on in time."""
-    monkeypatch.setattr(running, "environment", lambda: {**os.environ, "KVYIELD_BODY_SECONDS": "1"})
-    server = Server(tmp_path)
-    address = urlsplit(server.url)
-    whole = b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    for first in (b"", whole) if sent else (b"",):
-        with socket.create_connection((address.hostname, address.port or 0), timeout=4) as slow:
-            slow.sendall(first)
-            answer = b""
-            while first and not answer.endswith(b"}"):
-                answer += slow.recv(4096)
-            slow.sendall(sent)
-            assert slow.recv(4096) == b""
-    assert server.stop() == 0
-
-
 @pytest.fixture
 def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server that waits a second for bodies."""
@@ -206,10 +173,35 @@ def hasty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.stop()
 
 
-def connected(server: Server) -> socket.socket:
-    """Return a connection on which nothing was sent."""
+def connected(server: Server, seconds: float = 6) -> socket.socket:
+    """Return a connection on which nothing was sent, and whose every wait is that long at most."""
     address = urlsplit(server.url)
-    return socket.create_connection((address.hostname, address.port or 0), timeout=6)
+    return socket.create_connection((address.hostname, address.port or 0), timeout=seconds)
+
+
+def test_a_slow_client_is_cut_off_and_delays_nobody(hasty: Server) -> None:
+    """A body that trickles in is answered 408 after the time allowed; others are served meanwhile."""
+    with connected(hasty, seconds=10) as slow:
+        slow.sendall(b"POST /observations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
+        slow.sendall(b"Content-Length: 1000\r\n\r\n{")
+        assert httpx.get(f"{hasty.url}/pairs").status_code == 200
+        assert b" 408 " in slow.recv(4096)
+    assert hasty.stop() == 0
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /pairs HTTP/1.1\r\nHost: 127.0"])
+def test_a_head_that_does_not_come_ends_the_connection(hasty: Server, sent: bytes) -> None:
+    """A client that sends nothing, or half a head, also after a whole request, is hung up on in time."""
+    whole = b"GET /health/live HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    for first in (b"", whole) if sent else (b"",):
+        with connected(hasty, seconds=4) as slow:
+            slow.sendall(first)
+            answer = b""
+            while first and not answer.endswith(b"}"):
+                answer += slow.recv(4096)
+            slow.sendall(sent)
+            assert slow.recv(4096) == b""
+    assert hasty.stop() == 0
 
 
 def everything(connection: socket.socket) -> bytes:
@@ -252,7 +244,11 @@ def test_a_body_that_nobody_waits_for_ends_the_connection(hasty: Server) -> None
 
 @pytest.mark.parametrize(
     "sent",
-    [b"NO HTTP\r\n\r\n", b"POST /observations HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n"],
+    [
+        b"NO HTTP\r\n\r\n",
+        b"POST /observations HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+        b"GET http:/// HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    ],
 )
 def test_what_is_no_http_is_answered_as_a_problem(server: Server, sent: bytes) -> None:
     """Broken framing answers 400 with problem details, and hangs up."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, event
+from sqlalchemy import Connection, create_engine, event
 
 from _postgres import PostgresCluster
 from kvyield_server.errors import InvalidError, StorageUnavailableError
@@ -261,6 +261,22 @@ def test_readers_of_postgresql_cannot_write(postgres_url: str) -> None:
         found = [connection.exec_driver_sql(f"SHOW {name}").scalar_one() for name in names]
     engine.dispose()
     assert found == ["repeatable read", "on"]
+
+
+def test_writers_of_postgresql_see_what_is_committed(postgres_url: str) -> None:
+    """A write reads what others committed, whatever the database's own default is."""
+    url = connections.database_url(postgres_url)
+    owner = create_engine(url, isolation_level="AUTOCOMMIT")
+    with owner.connect() as connection:
+        connection.exec_driver_sql(f"ALTER DATABASE {url.database} SET default_transaction_isolation = 'serializable'")
+    owner.dispose()
+    found = []
+    for use in (Use.WRITE, Use.MIGRATE):
+        engine = engine_for(url, use)
+        with engine.begin() as connection:
+            found.append(connection.exec_driver_sql("SHOW transaction_isolation").scalar_one())
+        engine.dispose()
+    assert found == ["read committed", "read committed"]
 
 
 def test_a_write_that_failed_is_tried_by_the_ping(sqlite_url: str) -> None:

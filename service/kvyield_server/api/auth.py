@@ -105,9 +105,8 @@ async def refuse_other_hosts(connection: ASGIConnection[Any, Any, Any, Any]) -> 
     if server is None or not is_loopback(str(server[0])) or connection.scope["path"].startswith(_PROBES):
         return
     for name, host in connection.scope["headers"]:
-        if name != b"host" or (len(host) <= _LONGEST_HOST and _is_loopback_host(host)):
-            continue
-        if not await gate_of(connection).is_closed(services_of(connection)):
+        is_own = name != b"host" or (len(host) <= _LONGEST_HOST and _is_loopback_host(host))
+        if not is_own and not await gate_of(connection).is_closed(services_of(connection)):
             raise ForbiddenError(
                 f"The Host header is {host.decode('latin-1')[:100]!r}; without tokens this answers at 127.0.0.1 and "
                 "localhost alone. Ask there, or make a token with kvyield-server token create."

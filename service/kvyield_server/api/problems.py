@@ -34,7 +34,6 @@ from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE, FaultOut, Problem
 from kvyield_server.schemas.strict import Fault, FaultyBodyError, MalformedJsonError
 
 log = structlog.get_logger("kvyield.problems")
-TOO_LARGE = "The body is longer than this service reads; send observations in smaller batches."
 
 
 class UnsupportedMediaError(KvyieldError):
@@ -177,8 +176,6 @@ def _as_known_http(error: HTTPException) -> KvyieldError:
         return NoSuchRouteError("There is nothing at this path; GET /schema/openapi.json lists what there is.")
     if isinstance(error, MethodNotAllowedException):
         return MethodNotAllowedError("The path exists and does not take this method; the Allow header lists which.")
-    if error.status_code == 413:
-        return TooLargeError(TOO_LARGE)
     if isinstance(error, ValidationException):
         return InvalidError([("", str(error.detail))])
     if isinstance(error, ClientException) or error.status_code < 500:

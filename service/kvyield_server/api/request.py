@@ -13,18 +13,18 @@ from litestar import Request
 from litestar.types import Scope
 
 from kvyield_server.api.problems import (
-    TOO_LARGE,
     MalformedError,
     TooLargeError,
     TooSlowError,
     UnsupportedMediaError,
     raise_faults,
 )
-from kvyield_server.api.services import LARGE_BODY_BYTES, services_of
+from kvyield_server.api.services import services_of
 from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode, faults_of, first_faults
 
 T = TypeVar("T")
 _DIGITS = re.compile(r"-?[0-9]{1,20}")
+_TOO_LARGE = "The body is longer than this service reads; send observations in smaller batches."
 QUERY = "query"
 MEDIA = "media"
 JSON_OR_TEXT = {MEDIA: ("application/json", "text/plain")}
@@ -66,8 +66,6 @@ class StrictRequest(Request[Any, Any, Any]):
         expected = self.route_handler.parsed_data_field.annotation  # type: ignore[union-attr]
         body = await self.body()
         decoder = getattr(expected, "decode_body", None)
-        if len(body) <= LARGE_BODY_BYTES and not decoder:
-            return decode(body, expected)
         return await services_of(self).decoded(len(body), lambda: decoder(body) if decoder else decode(body, expected))
 
     def _expects_json(self) -> bool:
@@ -82,7 +80,7 @@ class StrictRequest(Request[Any, Any, Any]):
         settings = services_of(self).settings
         announced = header_of(self.scope, b"content-length") or ""
         if announced.isdecimal() and int(announced) > settings.max_body_bytes:
-            raise TooLargeError(TOO_LARGE)
+            raise TooLargeError(_TOO_LARGE)
         deadline = _Deadline(settings.body_seconds)
         try:
             return await self._received(settings.max_body_bytes)
@@ -105,7 +103,7 @@ class StrictRequest(Request[Any, Any, Any]):
             parts.append(part)
             size += len(part)
             if size > most_bytes:
-                raise TooLargeError(TOO_LARGE)
+                raise TooLargeError(_TOO_LARGE)
             is_whole = not message.get("more_body", False)
         return b"".join(parts)
 

@@ -191,16 +191,17 @@ class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
 
 def observation_faults(body: ObservationIn) -> list[Fault]:
     """Return what the types cannot say: secrets, known flags, and what each outcome needs."""
-    found = [_time_faults(body.observed_at), flag_faults(body.flags, "/flags"), _outcome_faults(body)]
-    if body.model.facts:
-        found.append(fact_faults(body.model.facts, "/model/facts"))
-    if body.measurements:
-        found.append(size_faults(body.measurements, "/measurements"))
-    if body.failure:
-        found.append(size_faults(body.failure, "/failure"))
-    if body.verifications:
-        found.append(_verification_list_faults(body.verifications))
-    return first_faults(chain.from_iterable(found))
+    return first_faults(
+        chain(
+            _time_faults(body.observed_at),
+            fact_faults(body.model.facts, "/model/facts"),
+            flag_faults(body.flags, "/flags"),
+            _outcome_faults(body),
+            size_faults(body.measurements, "/measurements"),
+            size_faults(body.failure, "/failure"),
+            _verification_list_faults(body.verifications or []),
+        )
+    )
 
 
 def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fault]:
@@ -309,5 +310,5 @@ def _said(value: Any) -> Any:
 
 
 def _said_of_model(model: ModelIn) -> ModelIn:
-    is_flat = not model.facts or all(isinstance(fact, int | float | str) for fact in model.facts.values())
+    is_flat = all(isinstance(fact, int | float | str) for fact in model.facts.values())
     return model if is_flat else msgspec.structs.replace(model, facts=_said(model.facts))

@@ -100,9 +100,6 @@ def _decoder(expected: Any) -> msgspec.json.Decoder[Any]:
     return _decoders[expected]
 
 
-_HOLDERS = (dict, list, _Beyond)  # a union written in place would be made anew for each of millions of values
-
-
 def parse(body: bytes) -> Any:
     """Parse JSON into plain values that remember duplicate keys.
 
@@ -243,6 +240,9 @@ def _text_faults(value: Any, pointer: str) -> Iterator[Fault]:
         yield Fault(pointer, f"{_last(pointer)} is {value.text[:MAX_SHOWN]}{_BEYOND_RULE}")
     elif isinstance(value, str) and "\0" in value:
         yield Fault(pointer, f"{_last(pointer)} holds a NUL character; leave it out.")
+
+
+_HOLDERS = (dict, list, _Beyond)  # a union written in place would be made anew for each of millions of values
 
 
 def _is_suspect(value: Any) -> bool:

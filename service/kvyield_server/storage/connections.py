@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum, auto
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, make_url
@@ -17,9 +17,6 @@ from sqlalchemy.exc import ArgumentError
 
 from kvyield_server.errors import InvalidError, StorageUnavailableError
 from kvyield_server.storage.statements import run
-
-if TYPE_CHECKING:
-    import psycopg  # 10 MB that a process on SQLite does without
 
 LOCK_WAIT_SECONDS = 5
 MIGRATION_LOCK_WAIT_SECONDS = 60
@@ -124,11 +121,12 @@ def _set_up_sqlite(connection: Any, use: Use) -> None:
 
 def _postgres_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
     defaults = {name: value for name, value in _POSTGRES_DEFAULTS.items() if name not in url.query}
-    engine = create_engine(url, connect_args=defaults, **options)
+    # writers: a snapshot, taken before the write lock is got, would not show what the lock's last holder wrote
+    level = "REPEATABLE READ" if use is Use.READ else "READ COMMITTED"
+    engine = create_engine(url, connect_args=defaults, isolation_level=level, **options)
     if use is Use.READ:
-        event.listen(engine, "connect", _read_snapshots)
+        event.listen(engine, "connect", _read_only)
     else:
-        event.listen(engine, "connect", _read_what_is_committed)
         seconds = LOCK_WAIT_SECONDS if use is Use.WRITE else MIGRATION_LOCK_WAIT_SECONDS
 
         @event.listens_for(engine, "begin")
@@ -142,15 +140,5 @@ def _postgres_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
     return engine
 
 
-def _read_what_is_committed(connection: psycopg.Connection[Any], _record: object) -> None:
-    """A snapshot, taken before the write lock is got, would not show what the lock's last holder wrote."""
-    from psycopg import IsolationLevel
-
-    connection.isolation_level = IsolationLevel.READ_COMMITTED
-
-
-def _read_snapshots(connection: psycopg.Connection[Any], _record: object) -> None:
-    from psycopg import IsolationLevel
-
-    connection.isolation_level = IsolationLevel.REPEATABLE_READ
+def _read_only(connection: Any, _record: object) -> None:
     connection.read_only = True
