@@ -13,9 +13,9 @@ from domain.real_starts import KIMI, PRO_6000, observe
 from kvyield_server.domain.capacity_fit import fit_capacity
 from kvyield_server.domain.capacity_prior import Setting, physics_prior
 from kvyield_server.domain.evidence import classify
+from kvyield_server.domain.facts.observation import Engine, EngineName
 from kvyield_server.domain.fit import PairEvidence, fit_pair
 from kvyield_server.domain.free_memory import fit_free_memory
-from kvyield_server.domain.observation import Engine, EngineName
 
 RUNS = 60
 STARTS = 500

@@ -21,7 +21,7 @@ from bench.pipe import Pipe
 from bench.report import Report, share_of
 from domain.restart_world import MOST_RESTARTS, Search, Task, by_advice, draw_task
 from domain.test_restarts import SEARCHES
-from kvyield_server.domain.observation import Observation, Outcome
+from kvyield_server.domain.facts.observation import Observation, Outcome
 
 OPTUNA = ("optuna", "scipy", "torch")
 CHECKED = 50

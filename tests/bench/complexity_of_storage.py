@@ -17,7 +17,7 @@ from uuid import UUID, uuid4
 from bench.growth import CONSTANT, LINEAR, Growth, milliseconds
 from bench.processes import memory_mib
 from bench.report import Report
-from kvyield_server.domain.observation import EngineName, Hardware, Model
+from kvyield_server.domain.facts.observation import EngineName, Hardware, Model
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter, PageKey, StoredObservation

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from domain.real_starts import H200, KIMI, PRO_6000, h200_starts
-from kvyield_server.domain.observation import FRACTION_FLAG, Observation
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation
 from kvyield_server.domain.parallel import parallel_layout
 
 GIB = float(2**30)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from domain.straight_line import HandFit, StraightLine, hand_fit, start, worked_line, worked_starts
 from kvyield_server.domain.answers import Advice
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Hardware,

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 
 from domain.real_starts import DATA, H200, observe
-from kvyield_server.domain.observation import Engine, EngineName, Model, Observation, Verification
+from kvyield_server.domain.facts.observation import Engine, EngineName, Model, Observation, Verification
 
 
 @lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid5
 
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Hardware,

@@ -24,9 +24,7 @@ from domain.straight_line import BIRTH
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.devices import free_before_load
-from kvyield_server.domain.fit import PairEvidence, fit_pair
-from kvyield_server.domain.headroom import fit_prompt_need
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Failure,
@@ -39,6 +37,8 @@ from kvyield_server.domain.observation import (
     Scalar,
     Verification,
 )
+from kvyield_server.domain.fit import PairEvidence, fit_pair
+from kvyield_server.domain.headroom import fit_prompt_need
 from kvyield_server.domain.token_cost import token_cost
 
 GIB = float(2**30)

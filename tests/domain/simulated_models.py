@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvyield_server.domain.observation import EngineName, Scalar
+from kvyield_server.domain.facts.observation import EngineName, Scalar
 
 ELEMENT_BYTES = 2
 WINDOW_RATIO = 0.8

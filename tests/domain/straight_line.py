@@ -9,10 +9,7 @@ from math import hypot
 from uuid import UUID
 
 from kvyield_server.domain.answers import Basis, BasisKind, FitSummary
-from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
-from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
-from kvyield_server.domain.memory_failures import SiblingDeath
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Failure,
@@ -25,6 +22,9 @@ from kvyield_server.domain.observation import (
     Scalar,
     Verification,
 )
+from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
+from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
+from kvyield_server.domain.memory_failures import SiblingDeath
 from kvyield_server.domain.student import StudentT
 
 GIB = float(2**30)

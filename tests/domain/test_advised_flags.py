@@ -12,7 +12,7 @@ from domain.straight_line import (
 )
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     EngineName,
     Scalar,
 )

@@ -12,7 +12,7 @@ from domain.straight_line import BIRTH, hand_fit, kimi_flags, start, worked_line
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.calibration import Settled, calibrate
-from kvyield_server.domain.observation import Outcome
+from kvyield_server.domain.facts.observation import Outcome
 
 QUESTION = Question(target_tokens=200_000)
 

@@ -8,8 +8,7 @@ import pytest
 
 from domain.measured_memory import measured_prompts, measured_starts
 from domain.straight_line import DOG, KIMI, kimi_flags, start, worked_starts
-from kvyield_server.domain.headroom import LogNormal, PromptNeed, fit_prompt_need
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Failure,
@@ -19,6 +18,7 @@ from kvyield_server.domain.observation import (
     Scalar,
     Verification,
 )
+from kvyield_server.domain.headroom import LogNormal, PromptNeed, fit_prompt_need
 
 SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")
 PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8})

@@ -13,8 +13,8 @@ from domain.real_starts import case_groups, h200_ladder, worked_case
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.evidence import Label
+from kvyield_server.domain.facts.observation import Observation
 from kvyield_server.domain.fit import PairEvidence, fit_pair
-from kvyield_server.domain.observation import Observation
 
 PUBLIC = (
     "vllm|P150x1|opt-125m",

@@ -14,7 +14,7 @@ from domain.straight_line import (
 )
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question, Status
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
 )

@@ -20,8 +20,7 @@ from kvyield_server.domain.capacity import Noise
 from kvyield_server.domain.capacity_fit import CapacityFit, fit_capacity
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
 from kvyield_server.domain.evidence import Evidence
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     FRACTION_FLAG,
     Engine,
     EngineName,
@@ -32,6 +31,7 @@ from kvyield_server.domain.observation import (
     Observation,
     Outcome,
 )
+from kvyield_server.domain.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
 from kvyield_server.domain.regression import Anchor, SlopePrior, fit_line, interval_half_width
 from kvyield_server.domain.straight_line import Points
 

@@ -15,8 +15,8 @@ from kvyield_server.domain.devices import (
     usable_memory,
 )
 from kvyield_server.domain.engine_version import parse_version
+from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.domain.model_facts import is_latent_attention, read_shape
-from kvyield_server.domain.observation import Hardware, Model
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.weights import parameter_count, weights_gib_per_gpu
 

@@ -17,7 +17,7 @@ from domain.restart_world import (
     upwards,
     upwards_until_held,
 )
-from kvyield_server.domain.observation import Observation, Outcome
+from kvyield_server.domain.facts.observation import Observation, Outcome
 
 TASKS = 1_000
 SEARCHES: dict[str, Search] = {

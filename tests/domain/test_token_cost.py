@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from domain.real_starts import KIMI, h200_starts
-from kvyield_server.domain.observation import Engine, EngineName
+from kvyield_server.domain.facts.observation import Engine, EngineName
 from kvyield_server.domain.token_cost import token_cost
 
 QWEN3_8B = {

@@ -10,8 +10,8 @@ from domain.real_starts import KIMI, PRO_6000, observe
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.evidence import Label
+from kvyield_server.domain.facts.observation import Engine, EngineName, Observation
 from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.observation import Engine, EngineName, Observation
 
 OLD, NEW = "0.5.12", "0.5.18"
 

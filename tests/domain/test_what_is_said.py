@@ -10,8 +10,8 @@ from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain, worked
 from domain.straight_line import KIMI, kimi_flags, start
 from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Advice, Prediction, Question
+from kvyield_server.domain.facts.observation import EngineName, Failure, Model, Observation, Outcome, Phase
 from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.observation import EngineName, Failure, Model, Observation, Outcome, Phase
 from kvyield_server.domain.window import stated
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvyield_server.domain.observation import Measurements, Outcome
+from kvyield_server.domain.facts.observation import Measurements, Outcome
 from kvyield_server.pages.views.plot import fractions, line_view, starts_view, thinned
 from pages.values import observation, prediction
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvyield_server.domain.observation import Measurements, Observation, Verification
+from kvyield_server.domain.facts.observation import Measurements, Observation, Verification
 from kvyield_server.pages.views.running import RunningView, running_view
 from kvyield_server.schemas.common import EstimateOut
 from pages.values import observation

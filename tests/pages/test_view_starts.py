@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kvyield_server.domain.observation import Failure, Measurements, Outcome, Phase, Verification
+from kvyield_server.domain.facts.observation import Failure, Measurements, Outcome, Phase, Verification
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.observation import memory_steps, observation_view
 from kvyield_server.pages.views.pairs import alerts_of, labels_of, memory_text, pair_row

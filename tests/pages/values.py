@@ -23,7 +23,15 @@ from kvyield_server.domain.answers import (
     Status,
     Window,
 )
-from kvyield_server.domain.observation import Engine, EngineName, Hardware, Measurements, Model, Observation, Outcome
+from kvyield_server.domain.facts.observation import (
+    Engine,
+    EngineName,
+    Hardware,
+    Measurements,
+    Model,
+    Observation,
+    Outcome,
+)
 from kvyield_server.schemas.observations import ObservationOut, from_domain
 from kvyield_server.storage.records import StoredObservation
 

@@ -24,7 +24,7 @@ from kvyield_server.domain.answers import (
     Status,
     Window,
 )
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Failure,

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from kvyield_server.domain.observation import Engine, EngineName, Model, Observation
+from kvyield_server.domain.facts.observation import Engine, EngineName, Model, Observation
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import Pair, StoredObservation
 from kvyield_server.storage.uow import Storage, UnitOfWork

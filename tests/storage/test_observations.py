@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Failure,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvyield_server.domain.observation import Engine, EngineName, Hardware, Model
+from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage.records import ApiToken, Pair, Role
 from kvyield_server.storage.uow import Storage

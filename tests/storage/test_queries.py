@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.dialects import sqlite
 
-from kvyield_server.domain.observation import Hardware, Outcome
+from kvyield_server.domain.facts.observation import Hardware, Outcome
 from kvyield_server.errors import InvalidError
 from kvyield_server.storage import migrate
 from kvyield_server.storage.connections import Use, database_url, engine_for

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from uuid6 import uuid7
 
-from kvyield_server.domain.observation import Engine, EngineName, Hardware, Model, Observation, Outcome
+from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation, Outcome
 from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import UnitOfWork

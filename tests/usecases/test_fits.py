@@ -11,7 +11,7 @@ import pytest
 from uuid6 import uuid7
 
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Hardware,

@@ -8,7 +8,15 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from uuid6 import uuid7
 
-from kvyield_server.domain.observation import Engine, EngineName, Hardware, Measurements, Model, Observation, Outcome
+from kvyield_server.domain.facts.observation import (
+    Engine,
+    EngineName,
+    Hardware,
+    Measurements,
+    Model,
+    Observation,
+    Outcome,
+)
 from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.usecases import fits
 from kvyield_server.usecases.record import Arrival, record_all

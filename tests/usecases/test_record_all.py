@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from uuid6 import uuid7
 
-from kvyield_server.domain.observation import Model
+from kvyield_server.domain.facts.observation import Model
 from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage, UnitOfWork

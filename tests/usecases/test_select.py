@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvyield_server.domain.observation import Hardware, Model
+from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import AmbiguousError, NotFoundError
 from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.usecases.select import Selector, find_pair, loose_gpu, loose_model

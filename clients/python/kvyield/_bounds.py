@@ -19,10 +19,15 @@ MOST_FLAGS = 500
 _LARGEST = {"gib": 1e6, "tokens": 1e12, "seconds": 1e7, "fraction": 1.0, "count": 65_536}
 _LEAST = {"gib": 1e-6, "tokens": 1, "seconds": 1e-6, "fraction": 1e-3, "count": 1}
 _LEAST_MEMORY, _LARGEST_MEMORY = 0.1, 1e5
+_UNIT = {"fitted_max_model_len": "tokens", "rank": "count"}
 _MEMORY = frozenset({"memory_gib", "device_memory_gib", "gpu_memory_gib"})
 _SIGNED = frozenset({"available_kv_cache_gib"})
 _NOT_ZERO = frozenset(
-    {"pool_tokens", "kv_cache_gib", "device_memory_gib", "memory_gib", "prompt_tokens", "minimum_fraction", "gpu_count"}
+    {
+        *("pool_tokens", "uncapped_pool_tokens", "swa_pool_tokens", "longest_prompt_tokens", "longest_tokens"),
+        *("fitted_max_model_len", "kv_cache_gib", "device_memory_gib", "memory_gib", "prompt_tokens"),
+        *("minimum_fraction", "gpu_count"),
+    }
 )
 _FLAG_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,119}")
 
@@ -31,7 +36,7 @@ def is_possible(name: str, value: object) -> bool:
     """Whether a figure is one that its name can have: a finite number, not negative, below what any host has."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return False
-    unit = name.rpartition("_")[2]
+    unit = _UNIT.get(name) or name.rpartition("_")[2]
     largest = _LARGEST_MEMORY if name in _MEMORY else _LARGEST[unit]
     least = _LEAST_MEMORY if name in _MEMORY else _LEAST[unit]
     if value == 0:

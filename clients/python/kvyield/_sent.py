@@ -15,6 +15,7 @@ Scalar = None | bool | int | float | str
 EngineName = Literal["sglang", "vllm", "tensorrt-llm", "lmdeploy"]
 OutcomeName = Literal["ready", "refused", "oom_startup", "oom_runtime", "failed"]
 PhaseName = Literal["load", "pool", "graph_capture", "serving", "unknown"]
+CauseName = Literal["gpu_memory", "host_memory", "killed", "error"]
 Moment = Annotated[datetime, Meta(tz=True)]
 Name = Annotated[str, Meta(min_length=1)]
 Count = Annotated[int, Meta(ge=1)]
@@ -66,6 +67,11 @@ class Measurements(Sent, kw_only=True):
     graph_gib: Gib | None = None
     device_memory_gib: Gib | None = None
     startup_seconds: Seconds | None = None
+    uncapped_pool_tokens: Tokens | None = None
+    swa_pool_tokens: Tokens | None = None
+    longest_prompt_tokens: Tokens | None = None
+    draft_weights_gib: Gib | None = None
+    fitted_max_model_len: Tokens | None = None
 
 
 class Failure(Sent, kw_only=True):
@@ -76,6 +82,12 @@ class Failure(Sent, kw_only=True):
     minimum_fraction: float | None = None
     prompt_tokens: Tokens | None = None
     available_kv_cache_gib: float | None = None
+    cause: CauseName | None = None
+    wanted_gib: Gib | None = None
+    free_gib: Gib | None = None
+    needed_gib: Gib | None = None
+    longest_tokens: Tokens | None = None
+    rank: Tokens | None = None
 
 
 class Verification(Sent, kw_only=True):

@@ -38,6 +38,7 @@ from kvyield._received import (
     Window,
 )
 from kvyield._sent import (
+    CauseName,
     Engine,
     EngineName,
     Failure,
@@ -59,6 +60,7 @@ __all__ = [
     "Basis",
     "BatchAnswer",
     "BatchItem",
+    "CauseName",
     "Caution",
     "Change",
     "Curve",

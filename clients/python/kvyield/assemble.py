@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timezone
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import msgspec
@@ -41,7 +41,7 @@ FRACTION_FLAG = {
     "lmdeploy": "cache_max_entry_count",
 }
 _MEASUREMENTS = tuple(_wire.Measurements.__struct_fields__)
-_FAILURE = tuple(name for name in _wire.Failure.__struct_fields__ if name not in ("phase", "message"))
+_FAILURE = tuple(name for name in _wire.Failure.__struct_fields__ if name not in ("phase", "message", "cause"))
 
 Known = Mapping[str, Sourced]
 
@@ -210,6 +210,7 @@ class _Assembly:
         return {
             "phase": self.chosen("failure.phase", [told.get("phase")]) or "unknown",
             "message": clean(str(message), LONGEST_MESSAGE) if message else None,
+            "cause": self.cause(told.get("cause")),
         } | {name: self.measured(f"failure.{name}", told.get(name)) for name in _FAILURE}
 
     def measured(self, path: str, told: Sourced | None) -> Any:
@@ -221,7 +222,11 @@ class _Assembly:
             self.contradictions.append(f"{path}: {value} cannot be ({told.source}); left out")
             return None
         self.sources[path] = redacted(told.source)
-        return int(value) if name.endswith("_tokens") else value
+        return int(value) if name.endswith(("_tokens", "_len", "rank")) else value
+
+    def cause(self, told: Sourced | None) -> Any:
+        known = told is not None and told.value in get_args(_wire.CauseName)
+        return self.chosen("failure.cause", [told]) if known else None
 
     def named(self, name: str, path: str, same: Callable[[Any, Any], bool] = same_name) -> Any:
         return self.chosen(path, self.stated(name), same)

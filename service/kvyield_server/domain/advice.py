@@ -20,9 +20,9 @@ from kvyield_server.domain.case import Case, YieldModel, make_case, starting_fla
 from kvyield_server.domain.cautions import cautions
 from kvyield_server.domain.demand import advised_keys
 from kvyield_server.domain.explanation import explain, explain_lack
+from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.flags import NAMES, command_line, positive
 from kvyield_server.domain.levers import levers
-from kvyield_server.domain.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.restart_plan import restart_plan, verification_seconds
 from kvyield_server.domain.solution import Solution, highest_step, solve
 from kvyield_server.domain.window import HIGHEST_STEP, fraction_of, headroom_estimate, pool_estimate, rounded

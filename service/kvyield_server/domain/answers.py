@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from kvyield_server.domain.observation import EngineName, Flags
+from kvyield_server.domain.facts.observation import EngineName, Flags
 
 
 class BasisKind(StrEnum):

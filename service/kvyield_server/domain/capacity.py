@@ -30,9 +30,9 @@ from kvyield_server.domain.deployment import (
     requests_move_pool,
 )
 from kvyield_server.domain.devices import MemoryFigure
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, Flags, Model, Scalar
 from kvyield_server.domain.fraction_share import fraction_share
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import FRACTION_FLAG, Engine, Flags, Model, Scalar
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.regression import LinePosterior
 from kvyield_server.domain.scalars import as_number

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import hypot
 
-from kvyield_server.domain.observation import Flags
+from kvyield_server.domain.facts.observation import Flags
 from kvyield_server.domain.scalars import first_given
 from kvyield_server.domain.token_cost import QUANT_POLICIES
 

@@ -14,9 +14,9 @@ from kvyield_server.domain.capacity_prior import CapacityPrior, Setting, logged_
 from kvyield_server.domain.contradictions import Readings, find_contradiction, slope_disagreement
 from kvyield_server.domain.devices import LOGGED_SD, has_unified_memory, usable_memory
 from kvyield_server.domain.evidence import Evidence, Label, Use, mark_equal_pools
+from kvyield_server.domain.facts.observation import EngineName
 from kvyield_server.domain.fraction_share import fraction_share, is_amd
 from kvyield_server.domain.model_facts import keeps_states, read_shape
-from kvyield_server.domain.observation import EngineName
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.reconciliation import priced, reconciled
 from kvyield_server.domain.regression import (

@@ -13,9 +13,9 @@ from kvyield_server.domain.capacity import GIB
 from kvyield_server.domain.capacity_change import Ratio
 from kvyield_server.domain.devices import LOGGED_SD, MemoryFigure, free_before_load, usable_memory
 from kvyield_server.domain.evidence import fraction_of, pool_cap
+from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.domain.fraction_share import is_sized_after_capture, share_of
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.refusals import raised, refused_up_to
 from kvyield_server.domain.regression import Anchor, SlopePrior

@@ -8,11 +8,11 @@ from typing import Protocol
 
 from kvyield_server.domain.answers import FitSummary, Question
 from kvyield_server.domain.demand import advised_flags
+from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.flags import NAMES, positive, translated
 from kvyield_server.domain.free_memory import FreeMemoryAlong, FreeMemoryLine
 from kvyield_server.domain.headroom import PromptNeed, PromptNeedUnder
 from kvyield_server.domain.memory_failures import SiblingDeath, binds, counts_against
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.parallel import DATA
 from kvyield_server.domain.quantised import lighter_share
 from kvyield_server.domain.request_table import PoolAlong, flags_as_set

@@ -8,11 +8,11 @@ from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import context_needed
 from kvyield_server.domain.deployment import plain_version
+from kvyield_server.domain.facts.observation import EngineName, Observation
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.known_flags import unknown_flags
 from kvyield_server.domain.memory_failures import is_lighter
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import EngineName, Observation
 from kvyield_server.domain.quantised import unknown_weights
 from kvyield_server.domain.solution import Solution, running_chance
 from kvyield_server.domain.window import stated

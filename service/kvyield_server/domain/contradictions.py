@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvyield_server.domain.evidence import Evidence
-from kvyield_server.domain.observation import FRACTION_FLAG, NO_MEMORY_FLAGS, EngineName, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, NO_MEMORY_FLAGS, EngineName, Scalar
 from kvyield_server.domain.regression import LinePosterior, SlopePrior
 from kvyield_server.domain.straight_line import Points
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import ceil
 
 from kvyield_server.domain.answers import Question
+from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.flags import NAMES, FlagNames, positive, translated
-from kvyield_server.domain.observation import EngineName, Flags, Scalar
 
 SGLANG_RESERVED_TOKENS = 7
 """SGLang takes prompts up to min(context length, pool) - 7 tokens."""

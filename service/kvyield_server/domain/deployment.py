@@ -11,9 +11,9 @@ from hashlib import sha256
 from types import MappingProxyType
 
 from kvyield_server.domain.engine_version import parse_version
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.fraction_share import POST_CAPTURE
 from kvyield_server.domain.model_facts import keeps_states
-from kvyield_server.domain.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.parallel import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
 from kvyield_server.domain.scalars import as_number, is_on
 from kvyield_server.domain.token_cost import QUANT_POLICIES, speculation

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from kvyield_server.domain.observation import Hardware
+from kvyield_server.domain.facts.observation import Hardware
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from kvyield_server.domain.answers import Caution
 from kvyield_server.domain.capacity import CapacityLine
 from kvyield_server.domain.capacity_fit import CapacityFit
 from kvyield_server.domain.evidence import Evidence, Use, fraction_of
-from kvyield_server.domain.observation import Observation
+from kvyield_server.domain.facts.observation import Observation
 
 SAME_DEPLOYMENT_LEVEL = 0.999
 NEW_VERSION_LEVEL = 0.99

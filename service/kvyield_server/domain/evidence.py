@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from kvyield_server.domain.answers import EvidenceItem
 from kvyield_server.domain.devices import free_before_load, has_unified_memory
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Observation, Outcome
 from kvyield_server.domain.flags import NAMES
 from kvyield_server.domain.fraction_share import is_sized_after_capture
-from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Observation, Outcome
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.scalars import as_count, as_number, is_on
 

@@ -37,6 +37,16 @@ from kvyield_server.domain.drift import (
     newest_point,
 )
 from kvyield_server.domain.evidence import Label, Use, classify
+from kvyield_server.domain.facts.observation import (
+    Engine,
+    EngineName,
+    Facts,
+    Flags,
+    Hardware,
+    Model,
+    Observation,
+    Outcome,
+)
 from kvyield_server.domain.fit_summary import (
     CHANGED,
     basis_kind,
@@ -52,16 +62,6 @@ from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
 from kvyield_server.domain.known_flags import unknown_flags
 from kvyield_server.domain.memory_failures import SiblingDeath, sibling_deaths
 from kvyield_server.domain.model_facts import keeps_states, read_shape
-from kvyield_server.domain.observation import (
-    Engine,
-    EngineName,
-    Facts,
-    Flags,
-    Hardware,
-    Model,
-    Observation,
-    Outcome,
-)
 from kvyield_server.domain.pooling import Member, count_alike, lent, pooled_prior
 from kvyield_server.domain.quantised import lighter_share, unknown_weights
 from kvyield_server.domain.regime import newest_regime

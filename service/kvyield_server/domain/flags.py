@@ -12,7 +12,7 @@ from functools import lru_cache
 from types import MappingProxyType
 
 from kvyield_server.domain.answers import Advice, Status
-from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Flags, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Flags, Scalar
 from kvyield_server.domain.scalars import as_count, as_number
 
 

@@ -10,9 +10,9 @@ import re
 from functools import lru_cache
 
 from kvyield_server.domain.engine_version import parse_version
+from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Observation
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Observation
 from kvyield_server.domain.scalars import as_word, first_given, is_on
 
 AITER_SHARE = 0.85

@@ -21,11 +21,11 @@ import numpy as np
 from kvyield_server.domain.belief import Belief, Matrix, Row, Vector
 from kvyield_server.domain.devices import has_unified_memory
 from kvyield_server.domain.engine_version import parse_version
+from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, Engine, EngineName, Flags, Model, Observation
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.fraction_share import fraction_share, is_amd, is_sized_after_capture
 from kvyield_server.domain.free_memory_evidence import alike
 from kvyield_server.domain.model_facts import read_shape
-from kvyield_server.domain.observation import NO_MEMORY_FLAGS, Engine, EngineName, Flags, Model, Observation
 from kvyield_server.domain.request_table import SPECULATIVE_REQUESTS, PoolAlong, RequestTable, request_table
 from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.student import StudentT

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvyield_server.domain.evidence import fraction_of
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Phase, Scalar
 from kvyield_server.domain.flags import NAMES
-from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Phase, Scalar
 
 LARGEST_GIB = 1e5
 REBASE_GIB = 0.05

@@ -14,8 +14,7 @@ from math import exp, log, sqrt
 from scipy.special import ndtr, ndtri
 
 from kvyield_server.domain.belief import truncation
-from kvyield_server.domain.model_facts import is_latent_attention, read_shape
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Flags,
@@ -23,6 +22,7 @@ from kvyield_server.domain.observation import (
     Observation,
     Outcome,
 )
+from kvyield_server.domain.model_facts import is_latent_attention, read_shape
 from kvyield_server.domain.parallel import TENSOR
 from kvyield_server.domain.prompt_evidence import DEFAULT_CHUNK_TOKENS, Drop, Limit, chunk_tokens, drops_of, limits_of
 from kvyield_server.domain.request_table import attention_ranks

@@ -9,8 +9,8 @@ from functools import lru_cache
 from kvyield_server.domain.answers import Caution
 from kvyield_server.domain.deployment import deployment_label, key_fields
 from kvyield_server.domain.evidence import CAP_FLAGS, FIXED_POOL_FLAGS
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation
 from kvyield_server.domain.flags import NAMES
-from kvyield_server.domain.observation import EngineName, Flags, Observation
 
 
 @lru_cache(maxsize=len(EngineName))

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from kvyield_server.domain.answers import Lever
 from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import context_needed
+from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.headroom import LogNormal
-from kvyield_server.domain.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.quantised import spared_share
 from kvyield_server.domain.request_table import FEWEST_REQUESTS, SPECULATIVE_REQUESTS

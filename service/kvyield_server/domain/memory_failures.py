@@ -9,8 +9,8 @@ from kvyield_server.domain.answers import Question
 from kvyield_server.domain.deployment import Group, differing_fields
 from kvyield_server.domain.engine_version import is_other_series
 from kvyield_server.domain.evidence import fraction_of
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Phase
 from kvyield_server.domain.flags import NAMES, number
-from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Phase
 from kvyield_server.domain.scalars import is_on
 from kvyield_server.domain.token_cost import speculation
 from kvyield_server.domain.window import HIGHEST_STEP, step_below

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvyield_server.domain.observation import Facts, Model
+from kvyield_server.domain.facts.observation import Facts, Model
 from kvyield_server.domain.scalars import as_count, as_number, as_word, first_given, is_on
 
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvyield_server.domain.observation import Flags
+from kvyield_server.domain.facts.observation import Flags
 from kvyield_server.domain.scalars import any_named, as_count, first_given, is_on
 
 TENSOR = ("tp_size", "tensor_parallel_size", "tp")

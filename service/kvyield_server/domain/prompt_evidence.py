@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Verification
 from kvyield_server.domain.flags import NAMES, positive
-from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Verification
 
 DEFAULT_CHUNK_TOKENS = 8192
 

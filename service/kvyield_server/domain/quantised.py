@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvyield_server.domain.answers import Caution
+from kvyield_server.domain.facts.observation import Facts, Flags, Observation
 from kvyield_server.domain.model_facts import flat_facts
-from kvyield_server.domain.observation import Facts, Flags, Observation
 from kvyield_server.domain.scalars import as_word, first_given, is_on
 from kvyield_server.domain.student import StudentT
 

@@ -8,8 +8,8 @@ from math import exp, pi, sqrt
 from scipy.special import log_ndtr
 
 from kvyield_server.domain.evidence import fraction_of
+from kvyield_server.domain.facts.observation import EngineName, Observation, Outcome, Phase
 from kvyield_server.domain.fraction_share import share_of
-from kvyield_server.domain.observation import EngineName, Observation, Outcome, Phase
 from kvyield_server.domain.regression import Anchor
 
 FARTHEST_Z = 30.0

@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation
 from kvyield_server.domain.flags import NAMES, positive
-from kvyield_server.domain.observation import EngineName, Flags, Observation
 from kvyield_server.domain.parallel import DATA, DATA_ATTENTION
 from kvyield_server.domain.scalars import as_count, first_given, is_on
 from kvyield_server.domain.student import StudentT

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from kvyield_server.domain.answers import RestartPlan
-from kvyield_server.domain.observation import Observation
+from kvyield_server.domain.facts.observation import Observation
 
 _SECOND_TRY = 0.95
 """After a miss the model has one more point at nearly the right place: the next restart seldom misses too."""

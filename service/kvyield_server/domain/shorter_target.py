@@ -7,9 +7,9 @@ from dataclasses import replace
 from kvyield_server.domain.answers import Lever
 from kvyield_server.domain.case import Case
 from kvyield_server.domain.demand import SGLANG_RESERVED_TOKENS, context_needed, longest_prompt
+from kvyield_server.domain.facts.observation import EngineName, Scalar
 from kvyield_server.domain.flags import NAMES, positive
 from kvyield_server.domain.headroom import LogNormal
-from kvyield_server.domain.observation import EngineName, Scalar
 from kvyield_server.domain.solution import Solution
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.window import HIGHEST_STEP, Need, fraction_of, memory_probability, sure_tokens

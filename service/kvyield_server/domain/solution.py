@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from kvyield_server.domain.case import Case, Trial
 from kvyield_server.domain.demand import context_needed, lowered_context, pool_needed
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Scalar
 from kvyield_server.domain.flags import NAMES, number, positive
 from kvyield_server.domain.memory_failures import highest_survivable_step
-from kvyield_server.domain.observation import EngineName, Flags, Observation, Outcome, Scalar
 from kvyield_server.domain.student import StudentT
 from kvyield_server.domain.window import (
     HIGHEST_STEP,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from uuid import UUID
 
 from kvyield_server.domain.evidence import Evidence, Use, fraction_of
-from kvyield_server.domain.observation import Observation, Outcome
+from kvyield_server.domain.facts.observation import Observation, Outcome
 
 
 def superseded(starts: Sequence[Observation]) -> frozenset[UUID]:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import ceil, hypot
 
 from kvyield_server.domain.engine_version import Version, parse_version
+from kvyield_server.domain.facts.observation import Engine, EngineName, Facts, Flags, Model
 from kvyield_server.domain.model_facts import ModelShape, flat_facts, keeps_states, read_shape
-from kvyield_server.domain.observation import Engine, EngineName, Facts, Flags, Model
 from kvyield_server.domain.parallel import ParallelLayout, parallel_layout
 from kvyield_server.domain.scalars import any_named, as_count, as_number, as_word, first_given, is_on
 

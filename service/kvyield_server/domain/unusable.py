@@ -11,7 +11,7 @@ from kvyield_server.domain.answers import Caution
 from kvyield_server.domain.capacity_fit import CapacityFit, fit_capacity
 from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
 from kvyield_server.domain.evidence import Evidence, Label, Use
-from kvyield_server.domain.observation import Observation
+from kvyield_server.domain.facts.observation import Observation
 
 NUMERICAL_FAILURES = (ArithmeticError, ValueError)
 """What Python and numpy raise when figures overflow, divide by nothing, or leave no line to be solved for."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvyield_server.domain.facts.observation import Facts, Flags, Model
 from kvyield_server.domain.model_facts import flat_facts, read_shape, stated_weight_bytes
-from kvyield_server.domain.observation import Facts, Flags, Model
 from kvyield_server.domain.parallel import parallel_layout
 from kvyield_server.domain.scalars import as_count, as_word, first_given, is_on
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from kvyield_server.api.services import Services
 from kvyield_server.domain.answers import Advice, Question, Status
-from kvyield_server.domain.observation import FRACTION_FLAG, Flags, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Flags, Scalar
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.asking import Asked, asked, default_target, is_asked
 from kvyield_server.pages.running import flags_as_set, line_along, running_fraction, running_values

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from kvyield_server.domain.demand import SGLANG_RESERVED_TOKENS
-from kvyield_server.domain.observation import Scalar
+from kvyield_server.domain.facts.observation import Scalar
 from kvyield_server.pages.views.starts import CONTEXT_FLAGS
 from kvyield_server.schemas.recommendations import QuestionIn, recommendation_faults
 from kvyield_server.schemas.strict import Fault, faults_of

@@ -11,7 +11,7 @@ from litestar.params import FromPath
 from uuid6 import uuid7
 
 from kvyield_server.api.services import Services, services_of, utc_now
-from kvyield_server.domain.observation import FRACTION_FLAG
+from kvyield_server.domain.facts.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.advising import advised, chosen_deployment, keep_advice
 from kvyield_server.pages.asking import CONFIDENCES, FIELDS

@@ -11,7 +11,7 @@ from litestar import Request, Response
 from kvyield_server.api.auth import gate_of
 from kvyield_server.api.pages import key_of, page_of
 from kvyield_server.api.services import Services, services_of
-from kvyield_server.domain.observation import Outcome
+from kvyield_server.domain.facts.observation import Outcome
 from kvyield_server.errors import KvyieldError
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import look

@@ -15,7 +15,7 @@ from litestar import MediaType, Request, Response
 
 from kvyield_server import __version__
 from kvyield_server.api.auth import token_of
-from kvyield_server.domain.observation import Outcome
+from kvyield_server.domain.facts.observation import Outcome
 from kvyield_server.pages.views.starts import BOUND_NOTE
 from kvyield_server.pages.views.words import flag_parts, moment, outcome_word
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from kvyield_server.domain.observation import FRACTION_FLAG, Flags, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Flags, Scalar
 from kvyield_server.pages.views.plot import LineView, fractions, line_view, nothing_asked
 from kvyield_server.pages.views.running import running_view
 from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Scalar
 from kvyield_server.schemas.common import Fraction
 from kvyield_server.schemas.secrets import looks_secret
 from kvyield_server.schemas.strict import Fault, pointer_to, shown

@@ -12,7 +12,8 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
+    Cause,
     Engine,
     EngineName,
     Failure,
@@ -92,6 +93,11 @@ class MeasurementsIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     graph_gib: Gib | None = None
     device_memory_gib: MemoryGib | None = None
     startup_seconds: Seconds | None = None
+    uncapped_pool_tokens: Tokens | None = None
+    swa_pool_tokens: Tokens | None = None
+    longest_prompt_tokens: Tokens | None = None
+    draft_weights_gib: Gib | None = None
+    fitted_max_model_len: Tokens | None = None
 
 
 class FailureIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -102,6 +108,12 @@ class FailureIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
     minimum_fraction: Fraction | None = None
     prompt_tokens: Tokens | None = None
     available_kv_cache_gib: SignedGib | None = None
+    cause: Cause | None = None
+    wanted_gib: Gib | None = None
+    free_gib: Gib | None = None
+    needed_gib: Gib | None = None
+    longest_tokens: Tokens | None = None
+    rank: Annotated[int, Meta(ge=0, le=100_000)] | None = None
 
 
 class VerificationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -10,7 +10,7 @@ from uuid import UUID
 
 from msgspec import Meta, Struct
 
-from kvyield_server.domain.observation import EngineName, Outcome
+from kvyield_server.domain.facts.observation import EngineName, Outcome
 from kvyield_server.schemas.common import Instant, ModelName, Name
 from kvyield_server.schemas.strict import Fault, FaultyBodyError
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Basis, BasisKind, FitSummary, Prediction
-from kvyield_server.domain.observation import EngineName, Hardware, Model, Observation, Outcome, Scalar
+from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Observation, Outcome, Scalar
 from kvyield_server.schemas.common import EstimateOut, Fraction, WarningOut, estimate_out, tokens_out, warnings_out
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Prediction
-from kvyield_server.domain.observation import Scalar
+from kvyield_server.domain.facts.observation import Scalar
 from kvyield_server.schemas.common import EstimateOut, WarningOut, estimate_out, tokens_out, warnings_out
 from kvyield_server.schemas.flags import FlagsIn, flag_faults
 from kvyield_server.schemas.pairs import BasisOut, basis_out

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Advice, Question, Status, Window
-from kvyield_server.domain.observation import EngineName, Flags, Scalar
+from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
 from kvyield_server.schemas.common import (
     EstimateOut,
     Gib,

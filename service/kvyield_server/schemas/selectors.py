@@ -9,7 +9,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Struct
 
-from kvyield_server.domain.observation import EngineName
+from kvyield_server.domain.facts.observation import EngineName
 from kvyield_server.schemas.common import GpuCount, MemoryGib, ModelName, Name, ShortText
 from kvyield_server.schemas.facts import FactsIn, fact_faults
 from kvyield_server.schemas.strict import Fault

@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from kvyield_server.domain.observation import Hardware, Model
+from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.statements import run
 

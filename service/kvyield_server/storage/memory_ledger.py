@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TypeVar
 from uuid import UUID
 
-from kvyield_server.domain.observation import Hardware, Model, Observation, Verification
+from kvyield_server.domain.facts.observation import Hardware, Model, Observation, Verification
 from kvyield_server.errors import ConflictError, NotFoundError
 from kvyield_server.storage.paging import observation_key, page_of, pair_key
 from kvyield_server.storage.records import (

@@ -25,7 +25,7 @@ from sqlalchemy import (
     update,
 )
 
-from kvyield_server.domain.observation import Observation, Outcome, Verification
+from kvyield_server.domain.facts.observation import Observation, Outcome, Verification
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.known_pairs import KnownPairs

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, func, or_, select, update
 
-from kvyield_server.domain.observation import Hardware, Model
+from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.known_pairs import KnownPairs, Name, name_of

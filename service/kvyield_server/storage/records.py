@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 from uuid import UUID
 
 from kvyield_server.domain.answers import Advice, FitSummary, Question
-from kvyield_server.domain.observation import EngineName, Hardware, Model, Observation, Outcome
+from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Observation, Outcome
 
 T = TypeVar("T")
 

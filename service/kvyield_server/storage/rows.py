@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from kvyield_server.domain.answers import Advice, FitSummary, Question
-from kvyield_server.domain.observation import (
+from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
     Failure,

@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from uuid import UUID
 
 from kvyield_server.domain.answers import FitSummary
-from kvyield_server.domain.observation import Hardware, Model, Observation, Verification
+from kvyield_server.domain.facts.observation import Hardware, Model, Observation, Verification
 from kvyield_server.storage.records import (
     ApiToken,
     AuditEntry,

@@ -16,7 +16,7 @@ from uuid import UUID
 
 import msgspec
 
-from kvyield_server.domain.observation import Facts, Hardware, Model
+from kvyield_server.domain.facts.observation import Facts, Hardware, Model
 from kvyield_server.errors import InvalidError
 
 _chance = random.Random(secrets.randbits(256))  # noqa: S311 - ids must be unique, not secret; os.urandom costs more than a post

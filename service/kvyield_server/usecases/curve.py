@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from kvyield_server.domain.answers import FitSummary, Prediction
-from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Scalar
 from kvyield_server.errors import InvalidError, NotFoundError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from kvyield_server.domain.answers import Caution
-from kvyield_server.domain.observation import Engine, EngineName, Flags, Hardware, Model, Observation
+from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.errors import InvalidError, NotFoundError
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvyield_server.domain.answers import Prediction
-from kvyield_server.domain.observation import Flags
+from kvyield_server.domain.facts.observation import Flags
 from kvyield_server.usecases.deployments import Subject
 
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple
 from uuid import UUID
 
-from kvyield_server.domain.observation import Observation
+from kvyield_server.domain.facts.observation import Observation
 from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.records import StoredObservation
 from kvyield_server.storage.uow import UnitOfWork

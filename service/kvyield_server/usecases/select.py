@@ -9,7 +9,7 @@ from difflib import SequenceMatcher
 from heapq import nlargest
 from uuid import UUID
 
-from kvyield_server.domain.observation import EngineName, Facts
+from kvyield_server.domain.facts.observation import EngineName, Facts
 from kvyield_server.errors import AmbiguousError, InvalidError, NotFoundError
 from kvyield_server.storage.records import Pair, PairName
 from kvyield_server.storage.uow import UnitOfWork

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from uuid import UUID
 
-from kvyield_server.domain.observation import Verification
+from kvyield_server.domain.facts.observation import Verification
 from kvyield_server.errors import InvalidError
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import require_own_start, stored_observation

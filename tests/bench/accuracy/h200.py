@@ -8,7 +8,7 @@ from itertools import combinations
 from bench.accuracy.errors import HEADS, Errors, ask, fit_of
 from bench.report import Report, middle, per_cent, share_of
 from domain.real_starts import h200_ladder, h200_starts
-from kvyield_server.domain.observation import Observation
+from kvyield_server.domain.facts.observation import Observation
 
 LADDERS = (("qwen3-8b", "sglang"), ("dsv2-lite", "sglang"), ("qwen3-8b", "vllm"))
 

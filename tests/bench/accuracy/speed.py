@@ -13,8 +13,8 @@ from kvyield_server.domain.answers import Question
 from kvyield_server.domain.capacity_fit import fit_capacity
 from kvyield_server.domain.capacity_prior import Setting, physics_prior
 from kvyield_server.domain.evidence import classify
+from kvyield_server.domain.facts.observation import Engine, EngineName, Observation
 from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.observation import Engine, EngineName, Observation
 
 STARTS, RUNS = 500, 60
 QUESTIONS = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvyield_server.domain.answers import Status
-from kvyield_server.domain.observation import FRACTION_FLAG, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Scalar
 from kvyield_server.pages.views.words import (
     UNKNOWN,
     duration,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 
 from kvyield_server.domain.answers import Status
-from kvyield_server.domain.observation import Outcome
+from kvyield_server.domain.facts.observation import Outcome
 from kvyield_server.pages.views.advice import STATUS_WORDS
 from kvyield_server.pages.views.starts import free_at_ready_text
 from kvyield_server.pages.views.words import UNKNOWN, figure, outcome_word, percent, span_gib, span_tokens, tokens

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
-from kvyield_server.domain.observation import Measurements, Scalar
+from kvyield_server.domain.facts.observation import Measurements, Scalar
 from kvyield_server.pages.views.starts import (
     AT_LEAST,
     AT_MOST,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kvyield_server.domain.answers import FitSummary
-from kvyield_server.domain.observation import Measurements, Verification
+from kvyield_server.domain.facts.observation import Measurements, Verification
 from kvyield_server.pages.views.comparison import MEASUREMENT_WORDS, measured_text
 from kvyield_server.pages.views.starts import AT_MOST, is_bound
 from kvyield_server.pages.views.words import UNKNOWN, duration, flag_value, gib, label_word, tokens

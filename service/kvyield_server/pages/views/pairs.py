@@ -8,7 +8,7 @@ from datetime import datetime
 from uuid import UUID
 
 from kvyield_server.domain.answers import FitSummary
-from kvyield_server.domain.observation import Hardware, Outcome
+from kvyield_server.domain.facts.observation import Hardware, Outcome
 from kvyield_server.pages.views.starts import fraction_text, free_at_ready_text, is_bound
 from kvyield_server.pages.views.words import UNKNOWN, engine_word, gib, label_word, outcome_word, plural, tokens
 from kvyield_server.schemas.observations import ObservationOut

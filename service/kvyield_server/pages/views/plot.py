@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvyield_server.domain.answers import Prediction
-from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Outcome, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Outcome, Scalar
 from kvyield_server.pages.views.starts import is_bound
 from kvyield_server.pages.views.words import figure, gib, outcome_word, span_gib, span_tokens, tokens
 from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from kvyield_server.domain.observation import FRACTION_FLAG, Observation, Verification
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Verification
 from kvyield_server.pages.views.advice import Figure, flags_text
 from kvyield_server.pages.views.starts import BOUND_NOTE, CONTEXT_FLAGS, REQUEST_FLAGS, free_at_ready_text, is_bound
 from kvyield_server.pages.views.words import UNKNOWN, gib, span_gib, span_tokens, tokens

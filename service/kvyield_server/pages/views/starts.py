@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from kvyield_server.domain.observation import FRACTION_FLAG, EngineName, Measurements, Outcome, Scalar, Verification
+from kvyield_server.domain.facts.observation import (
+    FRACTION_FLAG,
+    EngineName,
+    Measurements,
+    Outcome,
+    Scalar,
+    Verification,
+)
 from kvyield_server.pages.views.words import UNKNOWN, engine_word, figure, flag_value, outcome_word, plural, tokens
 from kvyield_server.schemas.observations import ObservationOut
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
-from kvyield_server.domain.observation import EngineName, Outcome, Scalar
+from kvyield_server.domain.facts.observation import EngineName, Outcome, Scalar
 from kvyield_server.schemas.common import EstimateOut
 
 UNKNOWN = "—"

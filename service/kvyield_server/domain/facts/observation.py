@@ -104,6 +104,9 @@ class Measurements:
     ``weights_gib`` and ``graph_gib``, which are taken and not left, are the largest over ranks.
     ``free_before_load_gib`` is T and ``free_after_load_gib`` is A of the yield model. ``pool_tokens`` is per
     data-parallel rank. ``free_at_pool_end_gib`` was read before graphs were captured: an upper bound of free at ready.
+    ``uncapped_pool_tokens`` is what the engine counted before a flag capped the pool; ``swa_pool_tokens`` the
+    sliding-window pool beside it. ``longest_prompt_tokens`` is an input limit that the engine printed;
+    ``fitted_max_model_len`` the context length that vLLM fitted to the pool when asked to.
     """
 
     pool_tokens: int | None = None
@@ -117,6 +120,20 @@ class Measurements:
     graph_gib: float | None = None
     device_memory_gib: float | None = None
     startup_seconds: float | None = None
+    uncapped_pool_tokens: int | None = None
+    swa_pool_tokens: int | None = None
+    longest_prompt_tokens: int | None = None
+    draft_weights_gib: float | None = None
+    fitted_max_model_len: int | None = None
+
+
+class Cause(StrEnum):
+    """Why a start failed; the outcome says what happened."""
+
+    GPU_MEMORY = "gpu_memory"
+    HOST_MEMORY = "host_memory"
+    KILLED = "killed"
+    ERROR = "error"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +141,9 @@ class Failure:
     """How a start failed, in the engine's own words, with the evidence that the words hold.
 
     ``minimum_fraction`` is SGLang's "minimum viable" (the zero crossing f0). ``prompt_tokens`` is the longest prompt in
-    flight at a run-time OOM. ``available_kv_cache_gib`` is what vLLM says it had when it refused.
+    flight at a run-time OOM. ``available_kv_cache_gib`` is what vLLM says it had when it refused, ``needed_gib`` what
+    it needed and ``longest_tokens`` the longest context that would have fitted. ``wanted_gib`` is the allocation that
+    failed and ``free_gib`` what was free then; ``rank`` is the rank whose figures these are.
     """
 
     phase: Phase = Phase.UNKNOWN
@@ -132,6 +151,12 @@ class Failure:
     minimum_fraction: float | None = None
     prompt_tokens: int | None = None
     available_kv_cache_gib: float | None = None
+    cause: Cause | None = None
+    wanted_gib: float | None = None
+    free_gib: float | None = None
+    needed_gib: float | None = None
+    longest_tokens: int | None = None
+    rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""What is known: starts, GPUs, models, layouts, and which starts may share a line."""
