@@ -36,7 +36,7 @@ from bench.rules import (
 from domain.real_starts import KIMI, h200_ladder, h200_starts, worked_case
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.facts.observation import Observation
-from kvyield_server.domain.fit import DeploymentFit, cold_fit
+from kvyield_server.domain.legacy.fit import DeploymentFit, cold_fit
 
 HEADS = ("group and method", "predictions", "median off", "worst off", "median", "worst", "inside 90 %", "no answer")
 AICONFIGURATOR = ("aiconfigurator",)

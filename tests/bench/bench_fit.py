@@ -10,12 +10,12 @@ from statistics import median
 from time import perf_counter
 
 from domain.real_starts import KIMI, PRO_6000, observe
-from kvyield_server.domain.capacity_fit import fit_capacity
-from kvyield_server.domain.capacity_prior import Setting, physics_prior
-from kvyield_server.domain.evidence import classify
 from kvyield_server.domain.facts.observation import Engine, EngineName
-from kvyield_server.domain.fit import PairEvidence, fit_pair
-from kvyield_server.domain.free_memory import fit_free_memory
+from kvyield_server.domain.legacy.capacity_fit import fit_capacity
+from kvyield_server.domain.legacy.capacity_prior import Setting, physics_prior
+from kvyield_server.domain.legacy.evidence import classify
+from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
+from kvyield_server.domain.legacy.free_memory import fit_free_memory
 
 RUNS = 60
 STARTS = 500

@@ -9,9 +9,9 @@ from statistics import median
 from time import perf_counter
 
 from domain.real_starts import worked_case
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
 
 RUNS = 500
 

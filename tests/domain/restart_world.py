@@ -21,9 +21,7 @@ from uuid import UUID
 import numpy as np
 
 from domain.straight_line import BIRTH
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.devices import free_before_load
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -37,9 +35,11 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.fit import PairEvidence, fit_pair
-from kvyield_server.domain.headroom import fit_prompt_need
-from kvyield_server.domain.token_cost import token_cost
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.devices import free_before_load
+from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
+from kvyield_server.domain.legacy.headroom import fit_prompt_need
+from kvyield_server.domain.legacy.token_cost import token_cost
 
 GIB = float(2**30)
 MOST_RESTARTS = 60

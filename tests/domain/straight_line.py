@@ -22,10 +22,10 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.free_memory import FreeMemoryLine, fit_free_memory
-from kvyield_server.domain.headroom import PromptNeed, fit_prompt_need
-from kvyield_server.domain.memory_failures import SiblingDeath
-from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.legacy.free_memory import FreeMemoryLine, fit_free_memory
+from kvyield_server.domain.legacy.headroom import PromptNeed, fit_prompt_need
+from kvyield_server.domain.legacy.memory_failures import SiblingDeath
+from kvyield_server.domain.legacy.student import StudentT
 
 GIB = float(2**30)
 KIMI = Model(

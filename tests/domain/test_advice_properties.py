@@ -18,7 +18,6 @@ from domain.straight_line import (
     hand_fit,
     start,
 )
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.facts.observation import (
     FRACTION_FLAG,
@@ -34,8 +33,9 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.fit import PairEvidence, fit_pair
-from kvyield_server.domain.flags import NAMES, render
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
+from kvyield_server.domain.legacy.flags import NAMES, render
 
 PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096})
 TOKENS = st.integers(1, 3_000_000)

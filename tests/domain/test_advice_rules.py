@@ -17,7 +17,6 @@ from domain.straight_line import (
     worked_line,
     worked_starts,
 )
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import FitSummary, Question, Status
 from kvyield_server.domain.facts.observation import (
     Engine,
@@ -28,6 +27,7 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
+from kvyield_server.domain.legacy.advice import recommend
 
 
 def test_ok_has_a_window_and_takes_its_lower_end() -> None:

@@ -10,12 +10,12 @@ from domain.advice_fits import PLAIN, SGLANG_FLAGS, VLLM_FLAGS, codes, fraction,
 from domain.straight_line import (
     hand_fit,
 )
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.facts.observation import (
     EngineName,
     Scalar,
 )
+from kvyield_server.domain.legacy.advice import recommend
 
 
 def test_reply_and_concurrent_requests_need_their_tokens_too() -> None:

@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 
 from domain.straight_line import BIRTH, hand_fit, kimi_flags, start, worked_line, worked_starts
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.calibration import Settled, calibrate
 from kvyield_server.domain.facts.observation import Outcome
+from kvyield_server.domain.legacy.advice import recommend
 
 QUESTION = Question(target_tokens=200_000)
 

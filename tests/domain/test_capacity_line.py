@@ -19,7 +19,7 @@ from domain.real_starts import (
 )
 from kvyield_server.domain.answers import BasisKind, Estimate
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Model, Observation, Scalar
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
 
 LINEAR_CASES = (
     "vllm|P150x1|opt-125m",

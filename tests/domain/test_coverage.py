@@ -9,7 +9,7 @@ from functools import lru_cache
 import pytest
 
 from domain.simulator import Task, simulate
-from kvyield_server.domain.fit import PairEvidence, fit_pair
+from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
 
 STARTS = 5000
 Stratum = tuple[str, str]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from domain.real_starts import KIMI, PRO_6000, case_groups, h200_ladder, h200_starts, observe, worked_case
-from kvyield_server.domain.evidence import Label, Use, classify
 from kvyield_server.domain.facts.observation import Engine, EngineName, Failure, Observation, Outcome, Phase
-from kvyield_server.domain.fit import PairEvidence, fit_pair
+from kvyield_server.domain.legacy.evidence import Label, Use, classify
+from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
 
 # Left out, since nothing that was posted shows it: the GLM-5.1 pairs that switched MTP along with the fraction without
 # saying so, and second servers on a card whose free memory was not logged.

@@ -11,12 +11,12 @@ import pytest
 
 from domain.measured_memory import ladder, measured_starts
 from domain.straight_line import kimi_flags, start, worked_line, worked_starts
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.facts.observation import Failure, Measurements, Model, Observation, Outcome, Phase
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.free_memory import fit_free_memory
-from kvyield_server.domain.student import StudentT
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.legacy.free_memory import fit_free_memory
+from kvyield_server.domain.legacy.student import StudentT
 
 
 def fitted(*starts: Observation) -> DeploymentFit:

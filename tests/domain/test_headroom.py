@@ -18,7 +18,7 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.headroom import LogNormal, PromptNeed, fit_prompt_need
+from kvyield_server.domain.legacy.headroom import LogNormal, PromptNeed, fit_prompt_need
 
 SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")
 PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8})

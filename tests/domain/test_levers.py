@@ -12,12 +12,12 @@ from domain.straight_line import (
     hand_fit,
     start,
 )
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question, Status
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
 )
+from kvyield_server.domain.legacy.advice import recommend
 
 
 def test_levers_gain_what_their_own_restart_gains() -> None:

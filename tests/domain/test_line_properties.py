@@ -14,12 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.real_starts import EPOCH, PRO_6000, observe
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.capacity import Noise
-from kvyield_server.domain.capacity_fit import CapacityFit, fit_capacity
-from kvyield_server.domain.capacity_prior import CapacityPrior, Setting
-from kvyield_server.domain.evidence import Evidence
 from kvyield_server.domain.facts.observation import (
     FRACTION_FLAG,
     Engine,
@@ -31,9 +26,14 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
-from kvyield_server.domain.regression import Anchor, SlopePrior, fit_line, interval_half_width
-from kvyield_server.domain.straight_line import Points
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.capacity import Noise
+from kvyield_server.domain.legacy.capacity_fit import CapacityFit, fit_capacity
+from kvyield_server.domain.legacy.capacity_prior import CapacityPrior, Setting
+from kvyield_server.domain.legacy.evidence import Evidence
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
+from kvyield_server.domain.legacy.regression import Anchor, SlopePrior, fit_line, interval_half_width
+from kvyield_server.domain.legacy.straight_line import Points
 
 NOISE = Noise(0.0002, 0.29)
 fractions = st.integers(300, 990).map(lambda step: step / 1000)
@@ -245,7 +245,7 @@ def test_a_deployment_that_fails_numerically_is_labelled_and_the_others_are_fitt
             raise OverflowError("34")
         return fit_capacity(setting, found, prior)
 
-    monkeypatch.setattr("kvyield_server.domain.fit.fit_capacity", failing)
+    monkeypatch.setattr("kvyield_server.domain.legacy.fit.fit_capacity", failing)
     fits = {fit.capacity.flags["tp_size"]: fit for fit in fit_pair(PairEvidence((odd, sound))).deployments}
     assert fits[2].summary.labels == ("unusable",)
     assert "unusable_figures" in {warning.code for warning in fits[2].summary.warnings}

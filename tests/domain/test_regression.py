@@ -7,14 +7,14 @@ from math import inf
 import numpy as np
 import pytest
 
-from kvyield_server.domain.regression import (
+from kvyield_server.domain.legacy.regression import (
     Anchor,
     SlopePrior,
     fit_line,
     interval_half_width,
     line_from_prior,
 )
-from kvyield_server.domain.straight_line import Points
+from kvyield_server.domain.legacy.straight_line import Points
 
 
 def points(x: list[float], y: list[float], sd: float = 1.0) -> Points:

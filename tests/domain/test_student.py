@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from kvyield_server.domain.student import joined
+from kvyield_server.domain.legacy.student import joined
 
 
 @pytest.mark.parametrize("df", [4.0, 5.5, 12.0, 400.0])

@@ -9,7 +9,7 @@ import pytest
 
 from domain.real_starts import KIMI, h200_starts
 from kvyield_server.domain.facts.observation import Engine, EngineName
-from kvyield_server.domain.token_cost import token_cost
+from kvyield_server.domain.legacy.token_cost import token_cost
 
 QWEN3_8B = {
     "num_hidden_layers": 36,

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from domain.real_starts import KIMI, PRO_6000, observe
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.evidence import Label
 from kvyield_server.domain.facts.observation import Engine, EngineName, Observation
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.evidence import Label
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
 
 OLD, NEW = "0.5.12", "0.5.18"
 

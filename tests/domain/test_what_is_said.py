@@ -8,11 +8,11 @@ import pytest
 
 from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain, worked
 from domain.straight_line import KIMI, kimi_flags, start
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Advice, Prediction, Question
 from kvyield_server.domain.facts.observation import EngineName, Failure, Model, Observation, Outcome, Phase
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.window import stated
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.legacy.window import stated
 
 
 def detail(answer: Advice | Prediction, code: str) -> str:

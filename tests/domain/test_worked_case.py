@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from domain.straight_line import KIMI, RTX_PRO, hand_fit, kimi_flags, worked_line, worked_starts
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Advice, BasisKind, Question, Status
 from kvyield_server.domain.facts.observation import Engine, EngineName
-from kvyield_server.domain.fit import PairEvidence, cold_fit, fit_pair
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.fit import PairEvidence, cold_fit, fit_pair
 
 QUESTION = Question(target_tokens=200_000)
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from kvyield_server.cli import main
 from kvyield_server.domain.facts.observation import Hardware, Model
-from kvyield_server.domain.fit import PairFit
+from kvyield_server.domain.legacy.fit import PairFit
 from kvyield_server.errors import AmbiguousError, ConflictError, InvalidError, NotFoundError
 from kvyield_server.settings import Settings, settings_from, shown, without_password
 from kvyield_server.storage.engine import open_storage

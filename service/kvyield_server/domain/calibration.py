@@ -9,9 +9,9 @@ from statistics import mean
 from types import MappingProxyType
 
 from kvyield_server.domain.answers import Advice, Estimate, Question
-from kvyield_server.domain.demand import pool_needed
 from kvyield_server.domain.facts.observation import EngineName, Observation, Outcome
-from kvyield_server.domain.parallel import parallel_layout
+from kvyield_server.domain.legacy.demand import pool_needed
+from kvyield_server.domain.legacy.parallel import parallel_layout
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 _NORMAL_QUANTILES: Mapping[float, float] = MappingProxyType(

@@ -25,7 +25,7 @@ from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.fit import DeploymentFit, PairFit
+    from kvyield_server.domain.legacy.fit import DeploymentFit, PairFit
 
 
 @dataclass(frozen=True)

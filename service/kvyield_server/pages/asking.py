@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
-from kvyield_server.domain.demand import SGLANG_RESERVED_TOKENS
 from kvyield_server.domain.facts.observation import Scalar
+from kvyield_server.domain.legacy.demand import SGLANG_RESERVED_TOKENS
 from kvyield_server.pages.views.starts import CONTEXT_FLAGS
 from kvyield_server.schemas.recommendations import QuestionIn, recommendation_faults
 from kvyield_server.schemas.strict import Fault, faults_of

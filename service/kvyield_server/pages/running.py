@@ -11,7 +11,7 @@ from kvyield_server.pages.views.running import running_view
 from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.fit import DeploymentFit
+    from kvyield_server.domain.legacy.fit import DeploymentFit
 
 POINTS = 81
 
@@ -41,7 +41,7 @@ def running_fraction(fit: DeploymentFit) -> Scalar:
 
 def flags_as_set(fit: DeploymentFit) -> Flags:
     """Return the running flags as an advice starts from them; None for what the engine chose by itself for its pool."""
-    from kvyield_server.domain.case import running_flags  # scipy loads at the first answer
+    from kvyield_server.domain.legacy.case import running_flags  # scipy loads at the first answer
 
     return {**dict.fromkeys(fit.running.flags), **running_flags(fit)} if fit.running else {}
 

@@ -11,7 +11,7 @@ from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, 
 from kvyield_server.errors import InvalidError, NotFoundError
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.fit import DeploymentFit, PairFit
+    from kvyield_server.domain.legacy.fit import DeploymentFit, PairFit
 
 _MARGIN = 0.05
 _LOWEST, _HIGHEST = 0.01, 0.999

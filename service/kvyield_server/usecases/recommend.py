@@ -64,7 +64,7 @@ def keep(
 
 def rendered(advice: Advice, form: str) -> str:
     """Return an answer as text to paste: args, systemd, docker, compose or kubernetes."""
-    from kvyield_server.domain.flags import render  # keeps numpy out of start-up
+    from kvyield_server.domain.legacy.flags import render  # keeps numpy out of start-up
 
     return render(advice, form)
 
@@ -79,8 +79,8 @@ def _key(subject: Subject, question: Question) -> Hashable:
 
 
 def _answer(subject: Subject, question: Question) -> Advice:
-    from kvyield_server.domain.advice import recommend as advise  # scipy loads at the first answer
-    from kvyield_server.domain.flags import translated
+    from kvyield_server.domain.legacy.advice import recommend as advise  # scipy loads at the first answer
+    from kvyield_server.domain.legacy.flags import translated
 
     fit = subject.deployment(translated(subject.engine, question.flags))
     advice = advise(fit, replace(question, engine_version=subject.selector.engine_version))

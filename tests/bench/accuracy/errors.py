@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from bench.report import middle, per_cent, share_of
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.facts.observation import Observation
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, PairFit, fit_pair
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, PairFit, fit_pair
 
 
 @dataclass

@@ -9,8 +9,8 @@ from bench.accuracy.errors import fit_of
 from bench.report import Report, middle, per_cent, share_of
 from domain.measured_memory import ladder, measured_prompts, measured_starts
 from kvyield_server.domain.facts.observation import Observation
-from kvyield_server.domain.fit import DeploymentFit
-from kvyield_server.domain.window import headroom_estimate
+from kvyield_server.domain.legacy.fit import DeploymentFit
+from kvyield_server.domain.legacy.window import headroom_estimate
 
 LADDERS = (("qwen3-8b", "sglang"), ("dsv2-lite", "sglang"), ("qwen3-8b", "vllm"))
 HEADS = ("predictions", "median off, GiB", "worst off, GiB", "inside 90 %")

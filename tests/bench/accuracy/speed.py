@@ -8,13 +8,13 @@ from time import perf_counter, thread_time
 
 from bench.report import Report
 from domain.real_starts import KIMI, PRO_6000, observe, worked_case
-from kvyield_server.domain.advice import recommend
 from kvyield_server.domain.answers import Question
-from kvyield_server.domain.capacity_fit import fit_capacity
-from kvyield_server.domain.capacity_prior import Setting, physics_prior
-from kvyield_server.domain.evidence import classify
 from kvyield_server.domain.facts.observation import Engine, EngineName, Observation
-from kvyield_server.domain.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.legacy.capacity_fit import fit_capacity
+from kvyield_server.domain.legacy.capacity_prior import Setting, physics_prior
+from kvyield_server.domain.legacy.evidence import classify
+from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
 
 STARTS, RUNS = 500, 60
 QUESTIONS = (

@@ -1,0 +1,268 @@
+"""Which starts may share one line: the deployment key, how null joins, and names for people and links.
+
+Hardware and model name are the pair's; model facts and the card's memory are never in the key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from types import MappingProxyType
+
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
+from kvyield_server.domain.legacy.engine_version import parse_version
+from kvyield_server.domain.legacy.fraction_share import POST_CAPTURE
+from kvyield_server.domain.legacy.model_facts import keeps_states
+from kvyield_server.domain.legacy.parallel import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
+from kvyield_server.domain.legacy.scalars import as_number, is_on
+from kvyield_server.domain.legacy.token_cost import QUANT_POLICIES, speculation
+
+Key = Mapping[str, str]
+"""Field -> canonical value. A field that is not there is unknown and agrees with anything."""
+
+_LAYOUT_FIELDS = {
+    "tp": TENSOR,
+    "pp": PIPELINE,
+    "dp": DATA,
+    "dp_attention": DATA_ATTENTION,
+    "dcp": DECODE_CONTEXT,
+}
+_SHARED_FIELDS: dict[str, tuple[str, ...]] = {
+    **_LAYOUT_FIELDS,
+    "kv_dtype": ("kv_cache_dtype", "quant_policy"),
+    "quantization": ("quantization",),
+    "weight_dtype": ("dtype",),
+    "page": ("page_size", "block_size"),
+    "speculation": ("speculative_algorithm", "speculative_config", "speculative"),
+    "draft": ("speculative_draft_model_path", "speculative_model"),
+    "attention": ("attention_backend",),
+    "lora": ("enable_lora",),
+    "lora_count": ("max_loras_per_batch", "max_loras"),
+    "lora_rank": ("max_lora_rank",),
+    "offload": ("cpu_offload_gb",),
+    "loader": ("load_format",),
+    "host_profile": ("host_profile",),
+}
+_ENGINE_FIELDS: dict[EngineName, dict[str, tuple[str, ...]]] = {
+    EngineName.SGLANG: {
+        "multimodal": ("enable_multimodal",),
+        "symmetric_memory": ("enable_symm_mem",),
+        "role": ("disaggregation_mode", "role"),
+        "window_ratio": ("swa_full_tokens_ratio",),
+        "state_ratio": ("mamba_full_memory_ratio",),
+        "state_slots": ("max_mamba_cache_size",),
+        "post_capture": POST_CAPTURE,
+    },
+    EngineName.VLLM: {
+        "batched_tokens": ("max_num_batched_tokens",),
+        "sequences": ("max_num_seqs",),
+        "eager": ("enforce_eager",),
+        "graphs": ("max_cudagraph_capture_size", "cudagraph_capture_sizes", "cuda_graph_sizes", "compilation_config"),
+        "compile_cache": ("compile_cache",),
+        "multimodal": ("limit_mm_per_prompt",),
+        "state_dtype": ("mamba_cache_dtype",),
+    },
+    EngineName.TENSORRT_LLM: {"batched_tokens": ("max_num_tokens",), "sequences": ("max_batch_size",)},
+    EngineName.LMDEPLOY: {"batched_tokens": ("max_prefill_token_num",), "sequences": ("max_batch_size",)},
+}
+_ONE_WHEN_OFF = frozenset({"tp", "pp", "dp", "dcp"})
+_SAYS_NOTHING: dict[str, tuple[Scalar, ...]] = {
+    "page": (None,),
+    "weight_dtype": (None, "auto"),
+    "loader": (None, "auto"),
+    "compile_cache": (None,),
+}
+_REQUEST_FIELDS = {
+    EngineName.SGLANG: {"running_requests": ("max_running_requests",)},
+    EngineName.VLLM: {"length": ("max_model_len",)},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Starts that share a deployment, oldest first, and what is known of their key."""
+
+    key: Key
+    starts: tuple[Observation, ...]
+
+    @property
+    def newest(self) -> Observation:
+        return self.starts[-1]
+
+    @property
+    def identifier(self) -> str:
+        """A short id that stays the same while further starts join; made from the oldest start."""
+        return _short_hash(self.starts[0].id.hex)
+
+
+def key_fields(engine: EngineName, *, requests_move_pool: bool = False) -> Mapping[str, tuple[str, ...]]:
+    """Return each key field of an engine with the flags that it is read from, in order of preference."""
+    extra = _REQUEST_FIELDS.get(engine, {}) if requests_move_pool else {}
+    return MappingProxyType({**_SHARED_FIELDS, **_ENGINE_FIELDS[engine], **extra})
+
+
+def requests_move_pool(model: Model, engine: Engine, flags: Flags) -> bool:
+    """Tell whether requests (SGLang) or their length (vLLM) move the pool: states beside it, or old EAGLE headroom.
+
+    SGLang 0.4.6 to 0.5.5 adds running requests times draft tokens to the pool of a speculating target.
+    """
+    if keeps_states(model):
+        return True
+    release = parse_version(engine.version)
+    is_old = release is not None and (0, 4, 6, 0) <= release < (0, 5, 6, 0)
+    return engine.name is EngineName.SGLANG and is_old and bool(speculation(flags))
+
+
+def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -> Key:
+    """Return what is known of the key of a start with these flags."""
+    key: dict[str, str] = {"engine": engine.name.value}
+    if engine.version is not None:
+        key["version"] = plain_version(engine.version)
+    if engine.variant is not None:
+        key["variant"] = engine.variant.strip().lower()
+    if model.revision is not None:
+        key["revision"] = model.revision.strip()
+    fields = key_fields(engine.name, requests_move_pool=requests_move_pool(model, engine, flags))
+    for field, names in fields.items():
+        name = next((name for name in names if name in flags), None)
+        if name is not None:
+            key.update(_canonical(field, flags[name]))
+    if gpu_count == 1:
+        key.setdefault("tp", "1")
+    return key
+
+
+def plain_version(version: str) -> str:
+    """Return a version as the key has it: ``v0.5.12`` and ``0.5.12`` are one."""
+    return version.strip().lower().removeprefix("v")
+
+
+def observation_key(start: Observation) -> Key:
+    """Return what is known of a start's deployment key."""
+    return deployment_key(start.model, start.engine, start.flags, start.hardware.gpu_count)
+
+
+def agrees(one: Key, other: Key) -> bool:
+    """Tell whether no field that both know differs."""
+    small, large = (one, other) if len(one) <= len(other) else (other, one)
+    return all(large.get(field, value) == value for field, value in small.items())
+
+
+def differing_fields(one: Key, other: Key) -> frozenset[str]:
+    """Return the fields that both know and that differ."""
+    return frozenset(field for field in one.keys() & other.keys() if one[field] != other[field])
+
+
+def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
+    """Group starts by deployment, the newest start's group first; the order of ``starts`` does not matter.
+
+    A start whose key has gaps joins the one group that agrees with all it knows; where several do, it stands alone.
+    """
+    ordered = sorted(starts, key=lambda start: (start.observed_at, start.id.int))
+    by_key: dict[tuple[tuple[str, str], ...], list[int]] = {}
+    memo: dict[tuple[object, ...], list[int]] = {}
+    for position, start in enumerate(ordered):
+        signature = _signature(start)
+        home = memo.get(signature)
+        if home is None:
+            items = tuple(sorted(observation_key(start).items()))
+            home = memo[signature] = by_key.setdefault(items, [])
+        home.append(position)
+    merged: list[tuple[dict[str, str], list[int]]] = []
+    for items in sorted(by_key, key=lambda items: (-len(items), items)):
+        key, members = dict(items), by_key[items]
+        homes = [group for group in merged if agrees(group[0], key)]
+        if len(homes) == 1:
+            homes[0][0].update(key)
+            homes[0][1].extend(members)
+        else:
+            merged.append((key, members))
+    merged.sort(key=lambda group: max(group[1]), reverse=True)
+    return tuple(Group(key, tuple(ordered[position] for position in sorted(members))) for key, members in merged)
+
+
+def _signature(start: Observation) -> tuple[object, ...]:
+    """Return what a start's key follows from, so that equal starts are read once; true, 1 and 1.0 stay apart."""
+    engine, model = start.engine, start.model
+    flags = {**start.flags, FRACTION_FLAG[engine.name]: None}
+    kinds = tuple(map(type, flags.values()))
+    known = (engine.name, engine.version, engine.variant, model.revision, id(model.facts), start.hardware.gpu_count)
+    return *known, tuple(flags.items()), kinds
+
+
+def _canonical(field: str, value: Scalar) -> dict[str, str]:
+    """Return the field with its canonical value, or nothing where the value says nothing."""
+    if value in _SAYS_NOTHING.get(field, ()):
+        return {}
+    if field in _ONE_WHEN_OFF:
+        return {field: _number_text(value) or "1"}
+    if field == "kv_dtype":
+        return {field: _dtype_word(value)}
+    if not is_on(value):
+        return {field: "off"}
+    return {field: _number_text(value) or ("on" if value is True else str(value).strip().lower())}
+
+
+def _number_text(value: Scalar) -> str | None:
+    number = as_number(value)
+    return None if number is None else f"{number:.6g}"
+
+
+def _dtype_word(value: Scalar) -> str:
+    word = str(value).strip().lower().removeprefix("torch.") if value is not None else "auto"
+    word = QUANT_POLICIES.get(word, word)
+    if "fp8" in word or word.startswith("float8"):
+        return "fp8"
+    return {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}.get(word, word)
+
+
+def _short_hash(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:10]
+
+
+def key_identifier(key: Key) -> str:
+    """Return a short id of a key that no start stands behind yet."""
+    return _short_hash("|".join(f"{field}={key[field]}" for field in sorted(key)))
+
+
+def deployment_label(key: Key) -> str:
+    """Return a name that a person reads: ``SGLang 0.5.12, TP 8, DFLASH``."""
+    names = {"sglang": "SGLang", "vllm": "vLLM", "tensorrt-llm": "TensorRT-LLM", "lmdeploy": "LMDeploy"}
+    head = names.get(key.get("engine", ""), key.get("engine", "engine"))
+    parts = [f"{head} {key['version']}" if "version" in key else head]
+    if "variant" in key:
+        parts[0] += f" ({key['variant']})"
+    parts.extend(text for field, describe in _DESCRIPTIONS if (text := describe(key.get(field))) is not None)
+    return ", ".join(parts)
+
+
+def _sized(prefix: str) -> Callable[[str | None], str | None]:
+    return lambda value: None if value in (None, "1", "off") else f"{prefix} {value}"
+
+
+def _plain(value: str | None) -> str | None:
+    return None if value in (None, "off", "auto") else str(value)
+
+
+def _upper(value: str | None) -> str | None:
+    return None if value in (None, "off") else str(value).upper()[:40]
+
+
+_DESCRIPTIONS: Sequence[tuple[str, Callable[[str | None], str | None]]] = (
+    ("tp", _sized("TP")),
+    ("pp", _sized("PP")),
+    ("dp", _sized("DP")),
+    ("dcp", _sized("DCP")),
+    ("dp_attention", lambda value: "DP attention" if value == "on" else None),
+    ("quantization", _plain),
+    ("kv_dtype", lambda value: None if value in (None, "auto") else f"{value} KV"),
+    ("speculation", _upper),
+    ("attention", _plain),
+    ("page", _sized("page")),
+    ("role", _plain),
+    ("post_capture", lambda value: "sized after capture" if value == "on" else None),
+    ("batched_tokens", _sized("batched tokens")),
+    ("sequences", _sized("sequences")),
+    ("eager", lambda value: "eager" if value == "on" else None),
+)

@@ -1,0 +1,313 @@
+"""What each engine calls the flags that kvyield reads and advises, and how they are written on a command line."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+
+from kvyield_server.domain.answers import Advice, Status
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Flags, Scalar
+from kvyield_server.domain.legacy.scalars import as_count, as_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlagNames:
+    """One engine's own names for the roles that flags play; None where the engine has no such flag.
+
+    ``pool_cap`` caps the pool in tokens; a flag of ``inert_with`` sizes the pool by itself, whatever the fraction.
+    """
+
+    fraction: str
+    context: str
+    requests: str
+    chunk: str
+    tensor_parallel: str
+    data_parallel: str | None
+    kv_dtype: str
+    half_kv: Scalar
+    graph_batch: str | None
+    graphs_off: str | None
+    speculation: str | None
+    pool_cap: str | None
+    inert_with: tuple[str, ...] = ()
+    program: tuple[str, ...]
+    model_option: str | None
+    image_runs_program: bool = False
+    underscores: bool = False
+
+
+NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
+    {
+        EngineName.SGLANG: FlagNames(
+            fraction=FRACTION_FLAG[EngineName.SGLANG],
+            context="context_length",
+            requests="max_running_requests",
+            chunk="chunked_prefill_size",
+            tensor_parallel="tp_size",
+            data_parallel="dp_size",
+            kv_dtype="kv_cache_dtype",
+            half_kv="fp8_e4m3",
+            graph_batch="cuda_graph_max_bs",
+            graphs_off="disable_cuda_graph",
+            speculation="speculative_algorithm",
+            pool_cap="max_total_tokens",
+            program=("python3", "-m", "sglang.launch_server"),
+            model_option="--model-path",
+        ),
+        EngineName.VLLM: FlagNames(
+            fraction=FRACTION_FLAG[EngineName.VLLM],
+            context="max_model_len",
+            requests="max_num_seqs",
+            chunk="max_num_batched_tokens",
+            tensor_parallel="tensor_parallel_size",
+            data_parallel="data_parallel_size",
+            kv_dtype="kv_cache_dtype",
+            half_kv="fp8",
+            graph_batch="max_cudagraph_capture_size",
+            graphs_off="enforce_eager",
+            speculation="speculative_config",
+            pool_cap=None,
+            inert_with=("num_gpu_blocks_override", "kv_cache_memory_bytes"),
+            program=("vllm", "serve"),
+            model_option=None,
+            image_runs_program=True,
+        ),
+        EngineName.TENSORRT_LLM: FlagNames(
+            fraction=FRACTION_FLAG[EngineName.TENSORRT_LLM],
+            context="max_seq_len",
+            requests="max_batch_size",
+            chunk="max_num_tokens",
+            tensor_parallel="tp_size",
+            data_parallel=None,
+            kv_dtype="kv_cache_dtype",
+            half_kv="fp8",
+            graph_batch=None,
+            graphs_off=None,
+            speculation=None,
+            pool_cap="max_tokens",
+            program=("trtllm-serve",),
+            model_option=None,
+            underscores=True,
+        ),
+        EngineName.LMDEPLOY: FlagNames(
+            fraction=FRACTION_FLAG[EngineName.LMDEPLOY],
+            context="session_len",
+            requests="max_batch_size",
+            chunk="max_prefill_token_num",
+            tensor_parallel="tp",
+            data_parallel="dp",
+            kv_dtype="quant_policy",
+            half_kv=8,
+            graph_batch=None,
+            graphs_off=None,
+            speculation=None,
+            pool_cap=None,
+            program=("lmdeploy", "serve", "api_server"),
+            model_option=None,
+        ),
+    }
+)
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_UNPRINTED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
+_DOLLAR_READ = re.compile(r"\$(?=[$(])")
+_PLAIN_WORD = re.compile(r"[\w@%+=:,./$-]+")
+_ROLES = ("fraction", "context", "requests", "chunk", "tensor_parallel", "data_parallel")
+_SPELLED = {(EngineName.TENSORRT_LLM, "free_gpu_memory_fraction"): "--kv_cache_free_gpu_memory_fraction"}
+
+
+def translated(engine: EngineName, flags: Flags) -> dict[str, Scalar]:
+    """Return ``flags`` under the engine's own names: another engine's name for the same role becomes this engine's."""
+    aliases = _aliases(engine)
+    return {aliases.get(key, key): value for key, value in flags.items()}
+
+
+@lru_cache(maxsize=len(EngineName))
+def _aliases(engine: EngineName) -> Mapping[str, str]:
+    own = NAMES[engine]
+    roles = [role for role in _ROLES if getattr(own, role)]
+    others = {getattr(names, role): getattr(own, role) for names in NAMES.values() for role in roles}
+    return {**others, **{getattr(own, role): getattr(own, role) for role in roles}}
+
+
+def number(flags: Flags, key: str | None) -> float | None:
+    """Return the flag as a finite number, or None when it is off, unknown or not a number."""
+    return as_number(flags.get(key)) if key else None
+
+
+def positive(flags: Flags, key: str | None) -> int | None:
+    """Return the flag as a positive whole number, or None (engines use -1 and 0 for "off" or "choose yourself")."""
+    return as_count(flags.get(key)) if key else None
+
+
+def flag_words(engine: EngineName, flags: Flags) -> tuple[str, ...]:
+    """Return the words of a command line that sets ``flags``; flags that are off are left out."""
+    words: list[str] = []
+    for key, value in flags.items():
+        if value is None or value is False:
+            continue
+        name = _SPELLED.get((engine, key)) or f"--{key if NAMES[engine].underscores else key.replace('_', '-')}"
+        words.extend((name,) if value is True else _given(name, value))
+    return tuple(words)
+
+
+def _given(name: str, value: float | str) -> tuple[str, ...]:
+    """Return an option with its value; text that begins with a dash is joined to it, or it would be an option."""
+    is_dashed = isinstance(value, str) and value.startswith("-")
+    return (f"{name}={value}",) if is_dashed else (name, _spelled(value))
+
+
+def command_line(engine: EngineName, flags: Flags) -> str:
+    """Return ``flags`` as one shell-safe line, as the engine's own command line takes them."""
+    return shlex.join(flag_words(engine, flags))
+
+
+def render(advice: Advice, form: str) -> str:
+    """Return an advice as text to paste: ``args``, ``systemd``, ``docker``, ``compose`` or ``kubernetes``.
+
+    Comments say what to merge with one's own configuration. An advice with nothing to restart with renders as comments
+    alone.
+
+    Raises:
+        ValueError: the form is none of these.
+    """
+    if form not in _FORMS:
+        raise ValueError(f"{form!r} is none of {', '.join(_FORMS)}")
+    if advice.status in (Status.INFEASIBLE, Status.NOT_ENOUGH_EVIDENCE):
+        return _comments(f"{advice.status}: nothing to restart with.", advice.explanation)
+    return _FORMS[form](advice)
+
+
+def _args(advice: Advice) -> str:
+    return advice.command_line + "\n"
+
+
+def _systemd(advice: Advice) -> str:
+    unit = advice.engine.value
+    value = _systemd_text(command_line(advice.engine, advice.flags))
+    program = " ".join(_systemd_word(word) for word in ("/usr/bin/env", *_program(advice)))
+    return (
+        _status_comment(advice)
+        + _comments(
+            f"Drop-in: /etc/systemd/system/{unit}.service.d/50-kvyield.conf, then systemctl daemon-reload and restart.",
+            f"Merge once: copy ExecStart from `systemctl cat {unit}.service` to where it stands below, take out of it "
+            f"{_named(advice)}, and end it with $KVYIELD_FLAGS. The empty ExecStart= resets the unit's own.",
+        )
+        + f'[Service]\nEnvironment="KVYIELD_FLAGS={value}"\n'
+        + f"# ExecStart=\n# ExecStart={program} $KVYIELD_FLAGS\n"
+    )
+
+
+def _docker(advice: Advice) -> str:
+    words = shlex.join((*_image_command(advice), *flag_words(advice.engine, advice.flags)))
+    return (
+        _status_comment(advice)
+        + _comments(f"Merge: keep your own docker options and flags; replace {_named(advice)}.")
+        + f'docker run --gpus all --ipc host "$IMAGE" \\\n  {words}\n'
+    )
+
+
+def _compose(advice: Advice) -> str:
+    words = [word.replace("$", "$$") for word in (*_image_command(advice), *flag_words(advice.engine, advice.flags))]
+    return (
+        _status_comment(advice)
+        + _comments(
+            f"Merge: a command replaces the service's own whole; keep your other flags in it, replace {_named(advice)}."
+        )
+        + f"services:\n  {advice.engine.value}:\n    command:\n{_listed(words, 6)}"
+    )
+
+
+def _kubernetes(advice: Advice) -> str:
+    name = advice.engine.value
+    words = [
+        _DOLLAR_READ.sub("$$", word) for word in (*_image_command(advice), *flag_words(advice.engine, advice.flags))
+    ]
+    return (
+        _status_comment(advice)
+        + _comments(
+            f"kubectl patch deployment {name} --type strategic --patch-file FILE",
+            f"Merge: args replace the container's own whole; keep your other flags in them, replace {_named(advice)}. "
+            "Containers are matched by name.",
+        )
+        + f"apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: {name}\nspec:\n  template:\n    spec:\n"
+        + f"      containers:\n        - name: {name}\n          args:\n{_listed(words, 12)}"
+    )
+
+
+_FORMS: Mapping[str, Callable[[Advice], str]] = MappingProxyType(
+    {"args": _args, "systemd": _systemd, "docker": _docker, "compose": _compose, "kubernetes": _kubernetes}
+)
+
+
+def _program(advice: Advice) -> tuple[str, ...]:
+    names, model = NAMES[advice.engine], advice.model_name or "MODEL"
+    if names.model_option is not None:
+        return (*names.program, *_given(names.model_option, model))
+    if not model.startswith("-"):
+        return (*names.program, model)
+    return (*names.program, f"--model={model}" if advice.engine is EngineName.VLLM else f"./{model}")
+
+
+def _image_command(advice: Advice) -> tuple[str, ...]:
+    """Return what comes after the image: the whole program unless the image's entry point is the program."""
+    names, program = NAMES[advice.engine], _program(advice)
+    return program[len(names.program) :] if names.image_runs_program else program
+
+
+def _named(advice: Advice) -> str:
+    names = (flag_words(advice.engine, {key: value})[:1] for key, value in advice.flags.items())
+    return ", ".join(word.partition("=")[0] for words in names for word in words)
+
+
+def _systemd_text(text: str) -> str:
+    """Return text as it stands between systemd's double quotes: escapes are read there, and so are specifiers."""
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return _CONTROL.sub(lambda found: "".join(f"\\x{byte:02x}" for byte in found[0].encode()), quoted)
+
+
+def _systemd_word(word: str) -> str:
+    """Return a word of ExecStart, quoted where it needs to be; a dollar is doubled, or a variable would be read."""
+    text = _systemd_text(word).replace("$", "$$")
+    return text if _PLAIN_WORD.fullmatch(text) else f'"{text}"'
+
+
+def _status_comment(advice: Advice) -> str:
+    return _comments(f"kvyield: {advice.status.value}.", *(() if advice.status is Status.OK else (advice.explanation,)))
+
+
+def _comments(*paragraphs: str) -> str:
+    plain = (_CONTROL.sub(" ", text) for text in paragraphs)
+    lines = (
+        line for text in plain for line in textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)
+    )
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _listed(words: Sequence[str], indent: int) -> str:
+    """Return words as a YAML list."""
+    return "".join(f"{' ' * indent}- {_yaml_string(word)}\n" for word in words)
+
+
+def _yaml_string(text: str) -> str:
+    """Return a double-quoted string: JSON's, but for what YAML reads in another way than JSON.
+
+    Characters beyond the basic plane stand as they are (YAML joins no surrogates), and what it takes for a break of
+    lines or does not print is escaped.
+    """
+    quoted = json.dumps(text, ensure_ascii=False)
+    return _UNPRINTED.sub(lambda found: f"\\u{_escaped(found[0]):04x}", quoted)
+
+
+def _escaped(character: str) -> int:
+    return 0xFFFD if "\ud800" <= character <= "\udfff" else ord(character)
+
+
+def _spelled(value: float | str) -> str:
+    return f"{value:.10g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,128 @@
+"""What advice and predictions ask of a fitted deployment.
+
+Fractions come as arrays, so that a grid is evaluated at once: every method that takes ``fractions`` of shape (n,)
+answers with shape (n,).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvyield_server.domain.answers import Estimate, FitSummary
+from kvyield_server.domain.facts.observation import Engine, Flags, Hardware, Model, Observation, Verification
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+class Spread(Protocol):
+    """A predicted quantity at each of n fractions."""
+
+    def above(self, threshold: float) -> Floats:
+        """Return P(quantity >= threshold)."""
+
+    def quantile(self, probability: float) -> Floats:
+        """Return the value that the quantity stays below with this probability."""
+
+    def estimate(self, index: int, level: float = 0.9) -> Estimate:
+        """Return median and central interval at one of the fractions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predicted:
+    """Pool and free memory under some flags at n fractions; None where nothing tells the quantity.
+
+    ``pool`` is what the engine would log, tokens per data-parallel rank, caps and fixed pools applied (``pool_flag``
+    names the flag that decides it instead of the fraction). ``line`` is the pool without them. ``free`` is GiB free at
+    ready on the fullest GPU.
+    """
+
+    fractions: Floats
+    pool: Spread | None
+    line: Spread | None
+    kv_gib: Spread | None
+    free: Spread | None
+    pool_flag: str | None = None
+
+
+class Need(Protocol):
+    """What a prompt takes at its peak below free memory at ready, GiB."""
+
+    @property
+    def median_gib(self) -> float: ...
+
+    def estimate(self, level: float = 0.9) -> Estimate:
+        """Return median and central interval."""
+
+    @property
+    def is_measured(self) -> bool:
+        """Whether a prompt no shorter was measured at this chunk size."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What live starts under the very same flags measured; the newest's figure each. None is not measured."""
+
+    starts: tuple[Observation, ...]
+    pool_tokens: int | None
+    free_at_ready_gib: float | None
+    longest_prompt_tokens: int | None
+
+
+class YieldModel(Protocol):
+    """A fitted deployment. ``starts`` are its live starts, oldest first.
+
+    ``runs`` is what runs: the newest live start that came up, or None. ``flags`` stand in for flags that a question
+    does not give: those of what runs, else of the newest start, else the asker's. ``context_tokens`` is the model's own
+    context length.
+    """
+
+    @property
+    def summary(self) -> FitSummary: ...
+    @property
+    def engine(self) -> Engine: ...
+    @property
+    def model(self) -> Model: ...
+    @property
+    def hardware(self) -> Hardware: ...
+    @property
+    def flags(self) -> Flags: ...
+    @property
+    def page_tokens(self) -> int: ...
+    @property
+    def context_tokens(self) -> int | None: ...
+    @property
+    def starts(self) -> Sequence[Observation]: ...
+    @property
+    def runs(self) -> Observation | None: ...
+
+    def at(self, flags: Flags, fractions: Floats) -> Predicted:
+        """Return pool and free memory under these flags at each fraction."""
+
+    def need(self, flags: Flags, prompt_tokens: int) -> Need:
+        """Return what a prompt of this length takes under these flags."""
+
+    def survives(self, flags: Flags, fractions: Floats, need: Need | float) -> Floats | None:
+        """Return P(free memory at ready - need >= 0); None where nothing tells free memory."""
+
+    def forbidden(
+        self, flags: Flags, fractions: Floats, prompt_tokens: int, concurrent: int
+    ) -> tuple[Mask, Observation | None]:
+        """Return the fractions that a death which counts rules out, and the death that rules out the lowest."""
+
+    def measured(self, flags: Flags) -> Measured | None:
+        """Return what live starts that came up under these very flags measured (memory-irrelevant flags aside)."""
+
+    def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
+        """Return a passed verification, under flags no lighter, of a prompt no shorter and as many at once."""
+
+    def unserved(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
+        """Return the verification that was not served and forbids ``ok`` for such a prompt until one passes."""
+
+    def bytes_per_token(self, flags: Flags) -> Estimate | None:
+        """Return bytes that one token takes of one GPU's KV memory under these flags."""
