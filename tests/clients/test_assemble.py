@@ -307,3 +307,14 @@ def test_every_combination_of_sources_is_stable() -> None:
     for first, second, third in itertools.product(pieces, pieces, pieces):
         extras = Extras(options=first, card=second, configured=third)
         assert assemble(start(), extras).json() == assemble(start(), extras).json()
+
+
+def test_a_gpu_that_is_only_named_is_unified_where_the_table_has_it() -> None:
+    """A name in the table is unified memory, another name is unknown, and the GPU's own tool wins."""
+    named = {
+        gpu: assemble(start(), Extras(options=options(gpu=gpu))).observation().hardware.unified_memory
+        for gpu in ("NVIDIA GB10", "AMD Radeon 8060S Graphics", "NVIDIA GB200", GPU)
+    }
+    assert list(named.values()) == [True, True, None, None]
+    told = Extras(card=card(gpu="NVIDIA GB10", gpu_count=1, unified_memory=False))
+    assert assemble(start(), told).observation().hardware.unified_memory is False

@@ -31,6 +31,7 @@ from kvyield._ids import start_id
 from kvyield._names import model_name, same_name, same_size
 from kvyield._parallel import gpu_count_of
 from kvyield._secrets import redacted
+from kvyield._unified import shares_host_memory
 from kvyield.engines import Sourced, Start
 from kvyield.modelconfig import kept_facts
 
@@ -141,8 +142,9 @@ class _Assembly:
     def hardware(self, flags: Mapping[str, Any]) -> dict[str, Any]:
         parallel = gpu_count_of(self.start.engine, flags)
         measured = [self.start.facts.get("gpu_memory_gib"), self.start.measurements.get("device_memory_gib")]
+        gpu = self.named("gpu", "hardware.gpu", same_name)
         return {
-            "gpu": self.named("gpu", "hardware.gpu", same_name),
+            "gpu": gpu,
             "gpu_count": self.chosen(
                 "hardware.gpu_count",
                 [*self.stated("gpu_count")[:2], parallel, _only_one(self.extras.card), *self.stated("gpu_count")[3:]],
@@ -150,8 +152,14 @@ class _Assembly:
             "memory_gib": self.chosen(
                 "hardware.memory_gib", [*measured, *self.stated("gpu_memory_gib", first="card")], same_size
             ),
-            "unified_memory": self.chosen("hardware.unified_memory", [self.extras.card.get("unified_memory")]),
+            "unified_memory": self.unified_memory(gpu),
         }
+
+    def unified_memory(self, gpu: str | None) -> bool | None:
+        """What the GPU's own tool says, else true for a GPU whose name is known to be one; null is unknown."""
+        named = Sourced(True, f"the table of GPU names: {gpu}") if shares_host_memory(gpu) else None
+        value = self.chosen("hardware.unified_memory", [self.extras.card.get("unified_memory") or named])
+        return bool(value) if value is not None else None
 
     def model(self) -> dict[str, Any]:
         option, logged, _, configured = self.stated("model", "model_name")

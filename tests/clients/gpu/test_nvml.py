@@ -58,6 +58,9 @@ def test_a_card_without_memory_of_its_own_answers_with_the_hosts() -> None:
         ("NVIDIA Thor", True),
         ("NVIDIA GH200 480GB", False),
         ("NVIDIA GB200", False),
+        ("NVIDIA GB300", False),
+        ("NVIDIA GeForce GTX 780M", False),
+        ("NVIDIA H200", False),
     ],
 )
 def test_cards_that_share_the_hosts_memory_are_recognised_by_name(name: str, unified: bool) -> None:

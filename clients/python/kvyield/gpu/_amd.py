@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from kvyield.gpu._card import GIB, MIB, Card, GpuError, Neighbour, shares_host_memory
+from kvyield._unified import shares_host_memory
+from kvyield.gpu._card import GIB, MIB, Card, GpuError, Neighbour
 from kvyield.gpu._tools import RunTool, run_tool
 
 _BYTES_PER_UNIT = {"B": 1, "KB": 1024, "MB": MIB, "GB": GIB}

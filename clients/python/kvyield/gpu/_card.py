@@ -14,13 +14,6 @@ MIB = 1 << 20
 
 Tool = Literal["nvml", "nvidia-smi", "amd-smi", "rocm-smi"]
 
-_SHARES_HOST_MEMORY = re.compile(
-    r"""\b(?:GB10|Orin|Xavier|Thor|Tegra|Jetson|DGX\ Spark        # NVIDIA
-        |MI300A|gfx90c|gfx103[56]|gfx1103|gfx115\d|Strix|8060S|8050S|8[48]0M|7[48]0M)\b          # AMD
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-
 
 class GpuError(KvyieldError):
     """No card could be read. The text says why, tool by tool, and what to do about it."""
@@ -55,11 +48,6 @@ class Card:
     neighbours: tuple[Neighbour, ...] = ()
     tool: Tool = "nvml"
     bus_id: str | None = None
-
-
-def shares_host_memory(name: str) -> bool:
-    """Whether a card of this name uses the host's own memory, or memory that the host may use too."""
-    return _SHARES_HOST_MEMORY.search(name) is not None
 
 
 def mig_profile(name: str) -> str | None:

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from kvyield.gpu._card import GIB, MIB, Card, GpuError, Neighbour, shares_host_memory
+from kvyield._unified import shares_host_memory
+from kvyield.gpu._card import GIB, MIB, Card, GpuError, Neighbour
 from kvyield.gpu._host_memory import host_memory_gib
 from kvyield.gpu._tools import RunTool, run_tool
 

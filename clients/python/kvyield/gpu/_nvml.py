@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kvyield.gpu._card import GIB, Card, GpuError, Neighbour, mig_profile, shares_host_memory
+from kvyield._unified import shares_host_memory
+from kvyield.gpu._card import GIB, Card, GpuError, Neighbour, mig_profile
 from kvyield.gpu._host_memory import host_memory_gib
 
 Nvml = Any
