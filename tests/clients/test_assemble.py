@@ -15,7 +15,7 @@ from kvyield._bounds import LONGEST_EXCERPT
 from kvyield._secrets import looks_secret, redacted
 from kvyield.assemble import Extras, assemble
 from kvyield.engines import Sourced, Start
-from kvyield.modelconfig import find_model_config, kept_facts, read_model_config
+from kvyield.modelconfig import find_model_config, kept_facts, name_in_config, read_model_config
 
 GPU = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
 
@@ -247,6 +247,39 @@ def test_model_paths_become_names(told: str, name: str) -> None:
     assert (told in made.sources["model.name"]) == (told != name)
 
 
+@pytest.mark.parametrize(
+    ("told", "served", "configured", "name"),
+    [
+        ("/model", "deepseek-v4-flash-0731", None, "deepseek-v4-flash-0731"),
+        ("/models/model/", "dsv4-pro", "org/DSV4", "dsv4-pro"),
+        ("/models/x/snapshots/0a1b2c3d4e5f", "x-served", None, "x-served"),
+        ("/models/x/snapshots/0a1b2c3d4e5f", None, None, "x"),
+        ("/cache/models--a--B-7B/snapshots/0a1b2c3d4e5f", "served", None, "a/B-7B"),
+        ("/model", "/model", "org/Name-7B", "org/Name-7B"),
+        ("/weights", None, "/home/trainer/out/Name-7B", "Name-7B"),
+        ("s3://bucket/qwen3/weights/", "qwen3-8b", None, "qwen3-8b"),
+        ("/models/Qwen3-8B", "alias", None, "Qwen3-8B"),
+        ("/data/checkpoint-1200", "tuned", None, "tuned"),
+        (None, "served", None, "served"),
+    ],
+)
+def test_a_path_that_names_no_model_takes_the_served_name(
+    told: str | None, served: str | None, configured: str | None, name: str
+) -> None:
+    """A mount path gives way to the served name, then to the folder above a snapshot, then to the config's name."""
+    facts = {"model_name": told and said(told), "served_model_name": served and said(served)}
+    extras = Extras(options=options(gpu=GPU), model_name=configured and said(configured, "config.json"))  # type: ignore[arg-type]  # None stays None
+    made = assemble(start(facts={key: value for key, value in facts.items() if value}), extras)
+    assert made.observation().model.name == name
+
+
+@pytest.mark.parametrize("told", ["/model", "/models/model/", "/mnt/data/", "/checkpoint", "/models/latest"])
+def test_a_path_that_names_no_model_is_asked_for(told: str) -> None:
+    """Two models never share the name of a mount: without another name, the name is missing."""
+    made = assemble(start(facts={"model_name": said(told)}), Extras(options=options(gpu=GPU)))
+    assert made.missing == ("model.name",)
+
+
 def test_config_keeps_sizes_and_lifts_the_language_part(tmp_path: Path) -> None:
     """Numbers, short texts and lists are kept, the language part of a multimodal model comes to the top."""
     config = {"model_type": "x", "text_config": {"num_hidden_layers": 61, "layer_types": ["full"] * 61},
@@ -270,6 +303,20 @@ def test_config_gives_what_sizes_the_caches_and_nothing_else(tmp_path: Path) -> 
         "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
         "rope_scaling": {"factor": 4.0},
     }
+
+
+def test_config_names_its_model(tmp_path: Path) -> None:
+    """The name that the model was saved under is read; one that looks like a secret is not."""
+    (tmp_path / "config.json").write_text('{"_name_or_path": "org/Name-7B"}')
+    assert name_in_config(tmp_path) == name_in_config(tmp_path / "config.json") == "org/Name-7B"
+    for other in (
+        '{"_name_or_path": ""}',
+        "{}",
+        '{"_name_or_path": 7}',
+        '{"_name_or_path": "sk-abcdefghij0123456789"}',
+    ):
+        (tmp_path / "config.json").write_text(other)
+        assert name_in_config(tmp_path) is None
 
 
 def test_a_pipe_is_no_model_config(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ class Extras:
 
     ``options``, ``card`` and ``configured`` use the names ``gpu``, ``gpu_count``, ``gpu_memory_gib``,
     ``unified_memory``, ``model``, ``model_revision``, ``engine_version`` and ``host``; ``flags`` fills flags that the
-    log does not tell.
+    log does not tell. ``model_name`` is the name in the model's ``config.json``.
     """
 
     options: Known = field(default_factory=dict)
@@ -62,6 +62,7 @@ class Extras:
     flags: Known = field(default_factory=dict)
     model_facts: Mapping[str, object] = field(default_factory=dict)
     model_facts_source: str = "option --model-config"
+    model_name: Sourced | None = None
     recommendation_id: UUID | None = None
 
 
@@ -163,9 +164,9 @@ class _Assembly:
 
     def model(self) -> dict[str, Any]:
         option, logged, _, configured = self.stated("model", "model_name")
-        cleaned = logged and Sourced(*model_name(str(logged.value), logged.source))
+        named = model_name(logged, self.start.facts.get("served_model_name"), self.extras.model_name)
         return {
-            "name": self.chosen("model.name", [option, cleaned, configured], same_name),
+            "name": self.chosen("model.name", [option, named, configured], same_name),
             "revision": self.named("model_revision", "model.revision"),
             "facts": self.model_facts(),
         }

@@ -11,7 +11,7 @@ from kvyield._bounded import MOST_BYTES
 from kvyield._errors import KvyieldError
 from kvyield.assemble import Assembled, Extras, assemble
 from kvyield.engines import Sourced, Start, read_starts
-from kvyield.modelconfig import find_model_config, read_model_config
+from kvyield.modelconfig import find_model_config, name_in_config, read_model_config
 from kvyield.sources import Source, file_source
 
 Get = Callable[[str], tuple[int, bytes]]
@@ -118,6 +118,8 @@ def _with_config(start: Start, extras: Extras) -> Extras:
     if file is None:
         return extras
     try:
-        return replace(extras, model_facts=read_model_config(file), model_facts_source=str(file))
+        facts, name = read_model_config(file), name_in_config(file)
     except KvyieldError:
         return extras
+    named = Sourced(name, f"{file}, _name_or_path") if name else None
+    return replace(extras, model_facts=facts, model_facts_source=str(file), model_name=named)

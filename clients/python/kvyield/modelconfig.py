@@ -70,7 +70,20 @@ def _without_unknown(value: object) -> object:
 
 def read_model_config(path: Path) -> dict[str, object]:
     """The kept facts of a ``config.json``, or of the one in a folder. Raises `SourceError`."""
-    file = path / "config.json" if path.is_dir() else path
+    return kept_facts(_parsed(_file_of(path)))
+
+
+def name_in_config(path: Path) -> str | None:
+    """The name that a ``config.json``, or the one in a folder, gives its model. Raises `SourceError`."""
+    name = _parsed(_file_of(path)).get("_name_or_path")
+    return name if isinstance(name, str) and 0 < len(name) <= LONGEST_TEXT and redacted(name) == name else None
+
+
+def _file_of(path: Path) -> Path:
+    return path / "config.json" if path.is_dir() else path
+
+
+def _parsed(file: Path) -> Mapping[str, object]:
     try:
         if not stat.S_ISREG(file.stat().st_mode):
             raise SourceError(f"{file} is no regular file; give the model's config.json, or the folder that holds it")
@@ -82,7 +95,7 @@ def read_model_config(path: Path) -> dict[str, object]:
         raise SourceError(f"{file} is not JSON: {error}") from None
     if not isinstance(config, dict):
         raise SourceError(f"{file} is not a model's config.json: it holds no object")
-    return kept_facts(config)
+    return config
 
 
 def find_model_config(told: str, environment: Mapping[str, str] = os.environ) -> Path | None:

@@ -6,6 +6,7 @@ import pytest
 
 from kvyield.engines import read_starts
 from kvyield.engines._defaults import parse_version, vllm_defaults
+from kvyield.engines._literals import shortest_float32
 
 
 def start_of(version: str, args: str) -> list[str]:
@@ -47,3 +48,37 @@ def test_versions_are_compared_as_numbers():
     assert parse_version("nightly") is None
     assert vllm_defaults("nightly") == {}
     assert vllm_defaults("99.0") == {}
+
+
+@pytest.mark.parametrize("version", ["0.1.dev20610+g4b276a363.d20260910", "0.1.dev8168+g475c1a0", "0.0.0+dev", "dev"])
+def test_a_source_build_has_no_version(version):
+    """What setuptools-scm prints without tags is no version: it is unknown, and no version's defaults are taken."""
+    (start,) = read_starts(start_of(version, "{'model': 'm'}"))
+    assert "engine_version" not in start.facts
+    assert "gpu_memory_utilization" not in start.flags
+
+
+@pytest.mark.parametrize("version", ["0.15.2rc1.dev93+g11a4c9d30", "0.29.1rc1.dev17+gd2d649e67.d20260913", "0.1.7"])
+def test_a_tagged_build_keeps_its_version(version):
+    """A development build after a tag, and an old release, are versions."""
+    (start,) = read_starts(start_of(version, "{'model': 'm'}"))
+    assert start.facts["engine_version"].value == version
+
+
+@pytest.mark.parametrize(
+    ("printed", "meant"),
+    [
+        (0.8999999761581421, 0.9),
+        (0.949999988079071, 0.95),
+        (0.30000001192092896, 0.3),
+        (0.9, 0.9),
+        (0.918, 0.918),
+        (0.75, 0.75),
+        (0.333251953125, 0.333251953125),
+        (1 / 3, 1 / 3),
+        (1e300, 1e300),
+    ],
+)
+def test_a_widened_float32_is_the_decimal_that_was_given(printed, meant):
+    """A number that passed through a float32 is its shortest decimal; any other number stays as it is."""
+    assert shortest_float32(printed) == meant

@@ -144,6 +144,7 @@ def extras_of(
         flags=_sourced(parsed_flags(given.get("flags", ())), "option --flag {}"),
         model_facts=_config_facts(config),
         model_facts_source=f"{config}",
+        model_name=_config_name(config),
         recommendation_id=recommendation_id,
     )
 
@@ -174,6 +175,14 @@ def _config_facts(config: str | None) -> Mapping[str, object]:
     from kvyield.modelconfig import read_model_config
 
     return read_model_config(Path(config).expanduser()) if config else {}
+
+
+def _config_name(config: str | None) -> Sourced | None:
+    from kvyield.engines import Sourced
+    from kvyield.modelconfig import name_in_config
+
+    name = name_in_config(Path(config).expanduser()) if config else None
+    return Sourced(name, f"{config}, _name_or_path") if name else None
 
 
 def _sourced(values: Mapping[str, Any], source: str) -> dict[str, Sourced]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from kvyield.engines._engine import UNTAGGED
+from kvyield.engines._literals import shortest_float32
 from kvyield.engines._metrics import Sample
 from kvyield.engines._sglang_flags import MEMORY_FLAGS as SGLANG_FLAGS
 from kvyield.engines._start import Scalar, Sourced
@@ -52,7 +54,8 @@ class Found:
         if value is None or isinstance(value, bool | int | float | str):
             known = self.flags.get(name)
             if known is None or known.value is None:
-                self.flags[name] = Sourced(value, source)
+                plain = shortest_float32(value) if isinstance(value, float) else value
+                self.flags[name] = Sourced(plain, source)
 
     def measure(self, name: str, value: object, source: str) -> None:
         """Keep a measurement that is a number and not negative."""
@@ -63,6 +66,11 @@ class Found:
         """Keep a name or a version."""
         if isinstance(value, str) and value:
             self.facts.setdefault(name, Sourced(value, source))
+
+    def version(self, value: object, source: str) -> None:
+        """Keep the engine's version, unless it is a source build's without tags."""
+        if isinstance(value, str) and not UNTAGGED.fullmatch(value):
+            self.fact("engine_version", value, source)
 
 
 def sglang_info(info: Mapping[str, object], where: str, found: Found) -> None:
@@ -76,9 +84,9 @@ def sglang_info(info: Mapping[str, object], where: str, found: Found) -> None:
     for name, fact in (
         ("model_path", "model_name"),
         ("served_model_name", "served_model_name"),
-        ("version", "engine_version"),
     ):
         found.fact(fact, info.get(name), f"{where}, {name}")
+    found.version(info.get("version"), f"{where}, version")
     found.fact("model_revision", info.get("revision"), f"{where}, revision")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -10,6 +11,7 @@ from datetime import datetime, timezone
 from typing import Literal
 
 from kvyield.engines._failures import SPECIFIC, Problems
+from kvyield.engines._literals import shortest_float32
 from kvyield.engines._prefix import UNKNOWN_YEAR, Record
 from kvyield.engines._start import EngineName, Phase, Scalar, Sourced, Start
 from kvyield.engines._text import message_of, quote, source_of
@@ -17,6 +19,9 @@ from kvyield.engines._text import message_of, quote, source_of
 EXCERPT_LINES = 40
 
 Role = Literal["opens", "belongs"]
+
+UNTAGGED = re.compile(r"v?0\.(?:1\.dev\d.*|0\.0(?:[.+]?dev.*|\+.*)?)|dev|unknown|N/A")
+"""What setuptools-scm and other tools print for a source build without tags: ``0.1.dev20610+g4b276a363``."""
 
 
 @dataclass(frozen=True)
@@ -155,12 +160,18 @@ class StartReader(ABC):
 
     def flag(self, name: str, value: Scalar, source: str) -> None:
         """Set a flag; None is a flag known to be off."""
-        self.start.flags[name] = Sourced(value, source)
+        plain = shortest_float32(value) if isinstance(value, float) else value
+        self.start.flags[name] = Sourced(plain, source)
 
     def fact(self, name: str, value: Scalar, source: str) -> None:
         """Set a fact, unless it is empty or already known."""
         if value is not None and value != "":
             self.start.facts.setdefault(name, Sourced(value, source))
+
+    def version(self, value: str, source: str) -> None:
+        """Set the engine's version; what a source build prints without tags is no version."""
+        if not UNTAGGED.fullmatch(value):
+            self.fact("engine_version", value, source)
 
     def measure(self, name: str, value: float | None, source: str) -> None:
         """Set a measurement; negative figures are artefacts of memory that others gave back, and stay out."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -15,6 +16,9 @@ from kvyield.engines._start import Scalar
 
 DEEPEST = 24
 LONGEST_TEXT = 1 << 18
+DIGITS_OF_FLOAT32 = 9
+LENGTH_OF_WIDENED = 15
+"""A float32 that was widened prints more digits than anybody writes."""
 
 _STRING = re.compile(r"[rbuf]{0,2}(?:'([^'\\]*(?:\\.[^'\\]*)*)'|\"([^\"\\]*(?:\\.[^\"\\]*)*)\")", re.DOTALL)
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U00(?:0[0-9a-fA-F]|10)[0-9a-fA-F]{4}|.)", re.DOTALL)
@@ -58,6 +62,20 @@ def scalar(value: Value) -> Scalar:
     if isinstance(value, list | dict):
         return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     return value
+
+
+def shortest_float32(value: float) -> float:
+    """The shortest decimal that is the same float32, for a number that was printed from one (0.8999999761581421)."""
+    if len(repr(value)) < LENGTH_OF_WIDENED:
+        return value
+    try:
+        single = struct.pack("f", value)
+    except OverflowError:
+        return value
+    if struct.unpack("f", single)[0] != value:
+        return value
+    shorter = (float(f"{value:.{digits}g}") for digits in range(1, DIGITS_OF_FLOAT32))
+    return next((number for number in shorter if struct.pack("f", number) == single), value)
 
 
 def _collect(items: Iterator[tuple[str, Value]]) -> Fields:

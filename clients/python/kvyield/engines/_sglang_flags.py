@@ -20,7 +20,7 @@ _NAMES = """
     mamba_radix_cache_strategy enable_lora max_lora_rank max_loras_per_batch enable_hierarchical_cache
     hicache_ratio hicache_size cpu_offload_gb enable_mixed_chunk enable_two_batch_overlap enable_pdmux
     disaggregation_mode enable_multimodal mm_feature_transport ep_num_redundant_experts
-    num_reserved_decode_tokens port
+    num_reserved_decode_tokens port model_path
 """
 MEMORY_FLAGS = frozenset(_NAMES.split())
 """Fields of ``ServerArgs`` that move the pool or the free memory, or tell two deployments or two servers apart."""

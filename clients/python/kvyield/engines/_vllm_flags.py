@@ -11,7 +11,7 @@ _NAMES = """
     max_cudagraph_capture_size cudagraph_mode enable_lora max_loras max_lora_rank load_format
     limit_mm_per_prompt mm_encoder_tp_mode skip_mm_profiling disable_hybrid_kv_cache_manager mamba_block_size
     mamba_cache_mode async_scheduling attention_backend performance_mode enable_dbo
-    distributed_executor_backend port
+    distributed_executor_backend port model
 """
 MEMORY_FLAGS = frozenset(_NAMES.split())
 """Arguments that move the pool or the free memory, or tell two deployments or two servers apart."""

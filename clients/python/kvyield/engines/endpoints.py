@@ -115,7 +115,7 @@ def _model(get: Get, engine: str, found: Found) -> None:
 
 def _version(get: Get, engine: str, found: Found) -> None:
     if engine != "sglang" and "engine_version" not in found.facts:
-        found.fact("engine_version", _table(get, "/version").get("version"), "GET /version")
+        found.version(_table(get, "/version").get("version"), "GET /version")
 
 
 def _trt_metrics(body: bytes, found: Found) -> None:

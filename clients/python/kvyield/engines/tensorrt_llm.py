@@ -110,7 +110,7 @@ class TensorRtReader(StartReader):
             self.flag("max_seq_len", int(limits[1]), source(record))
             self.flag("max_num_tokens", int(limits[3]), source(record))
         if version:
-            self.fact("engine_version", version[1], source(record))
+            self.version(version[1], source(record))
         if config:
             self._config(record, config.end())
         self.opened = self.opened or bool(version)

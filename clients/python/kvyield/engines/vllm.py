@@ -112,7 +112,7 @@ class VllmReader(StartReader):
         if match is None:
             return False
         if match[1]:
-            self.fact("engine_version", match[1], f"line {record.number}: engine config")
+            self.version(match[1], f"line {record.number}: engine config")
         fields = call_fields(record.text, match.end())
         self._take_flags(fields, record, "engine config", strong=False)
         self._names(fields.values, f"line {record.number}: engine config")
@@ -125,7 +125,7 @@ class VllmReader(StartReader):
     def _read_version(self, record: Record, text: str) -> bool:
         match = lines.SERVER_VERSION.search(text)
         if match:
-            self.fact("engine_version", match[1].removeprefix("v"), source(record))
+            self.version(match[1].removeprefix("v"), source(record))
         return match is not None
 
     def _read_lengths(self, record: Record, text: str) -> bool:
