@@ -133,17 +133,24 @@ def token() -> None:
 @token.command("create")
 @DATABASE
 @click.option("--name", required=True, help="Who will use it")
-@click.option("--role", required=True, type=click.Choice(ROLES), help="ingest posts, read asks, admin manages")
+@click.option(
+    "--role",
+    "roles",
+    required=True,
+    multiple=True,
+    type=click.Choice(ROLES),
+    help="ingest posts, read asks, admin manages; may be given twice",
+)
 @click.option("--expires", default="365d", show_default=True, help="Such as 90d or 12h, a date, or never")
-def create_token(database: str | None, name: str, role: str, expires: str) -> None:
+def create_token(database: str | None, name: str, roles: tuple[str, ...], expires: str) -> None:
     """Make a token and print it: it is shown this once and kept only as a hash."""
     from kvyield_server.usecases.tokens import create
 
     with _storage(settings_from(database=database)) as storage:
-        made, text = create(storage, name, role, expires)
+        made, text = create(storage, name, roles, expires)
     click.echo(text)
     until = f"until {made.expires_at:%Y-%m-%d %H:%M} UTC" if made.expires_at else "for ever"
-    click.echo(f"Token {made.id} ({made.name}, {made.role}) is valid {until}. It is not shown again.", err=True)
+    click.echo(f"Token {made.id} ({made.name}, {made.roles_text}) is valid {until}. It is not shown again.", err=True)
 
 
 @token.command("list")

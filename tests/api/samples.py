@@ -37,7 +37,13 @@ def start(number: int = 2, **changes: Any) -> dict[str, Any]:
         "observed_at": f"2026-05-30T2{number}:00:23Z",
         "host": "gpu-01",
         "source": "log",
-        "hardware": {"gpu": GPU, "gpu_count": 8, "memory_gib": 95.59, "unified_memory": False},
+        "hardware": {
+            "gpu": GPU,
+            "gpu_count": 8,
+            "memory_gib": 95.59,
+            "unified_memory": False,
+            "driver_memory_gib": 95.97,
+        },
         "model": {"name": MODEL, "revision": None, "facts": FACTS},
         "engine": {"name": "sglang", "version": "0.5.12"},
         "flags": {

@@ -28,7 +28,7 @@ def login(storage: MemoryStorage) -> Callable[..., Header]:
     """Makes a token and returns the header that sends it."""
 
     def make(role: Role, *, name: str = "t", expires_at: datetime | None = FAR, revoked: bool = False) -> Header:
-        token, text = new_token(name, role, now=NOW, expires_at=expires_at)
+        token, text = new_token(name, [role], now=NOW, expires_at=expires_at)
         storage.write(lambda uow: uow.tokens.add(token)).result()
         if revoked:
             storage.write(lambda uow: uow.tokens.revoke(token.id, NOW)).result()
@@ -159,7 +159,7 @@ def test_the_last_use_is_noted(client: Client, storage: MemoryStorage, login: Ca
 
 def test_the_text_of_a_token_is_nowhere(storage: MemoryStorage) -> None:
     """Only a hash is kept."""
-    token, text = new_token("t", Role.READ, now=NOW, expires_at=None)
+    token, text = new_token("t", [Role.READ], now=NOW, expires_at=None)
     assert text not in repr(token)
     assert len(text) > 40
 

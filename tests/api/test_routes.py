@@ -90,7 +90,7 @@ def login(storage: MemoryStorage) -> Callable[[Role | None], dict[str, str]]:
     """Make a token of a role, and one of another so that tokens are asked for; return what a caller sends."""
 
     def make(role: Role | None) -> dict[str, str]:
-        token, text = new_token("t", role or Role.READ, now=utc_now(), expires_at=None)
+        token, text = new_token("t", [role or Role.READ], now=utc_now(), expires_at=None)
         storage.write(lambda uow: uow.tokens.add(token)).result()
         return {"Authorization": f"Bearer {text}"} if role else {}
 

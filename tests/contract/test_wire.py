@@ -10,7 +10,7 @@ import pytest
 from litestar.testing import TestClient
 
 from api.samples import NAMES, VERIFICATION, start
-from kvyield import _wire
+from kvyield import _calls, _wire
 from kvyield_server.app import create_app
 from kvyield_server.schemas import observations, predictions, recommendations, selectors
 from kvyield_server.settings import Settings
@@ -113,3 +113,35 @@ def test_problems_that_list_are_read_by_the_client(service: tuple[TestClient[Any
     client.post("/observations", json=start(id=None, model={"name": "kimi k2.6"}))
     several = client.get("/recommend", params={**ASKED, "model": "KIMI-K2.6"})
     assert len(msgspec.json.decode(several.content, type=_wire.Problem).matches) == 2
+
+
+RELEASED = {  # what 0.1.0 takes
+    "hardware": {"gpu", "gpu_count", "memory_gib", "unified_memory"},
+    "engine": {"name", "version", "variant"},
+    "model": {"name", "revision", "facts"},
+    "measurements": {
+        *("pool_tokens", "free_at_ready_gib", "free_at_pool_end_gib", "free_before_load_gib", "free_after_load_gib"),
+        *("kv_cache_gib", "draft_kv_cache_gib", "weights_gib", "graph_gib", "device_memory_gib", "startup_seconds"),
+    },
+    "failure": {"phase", "message", "minimum_fraction", "prompt_tokens", "available_kv_cache_gib"},
+}
+RELEASED_VERIFICATION = {
+    *("prompt_tokens", "passed", "completion_tokens", "cached_tokens", "elapsed_seconds"),
+    *("time_to_first_token_seconds", "answer_expected", "answer_received", "lowest_free_gib", "free_before_gib"),
+    *("concurrent", "memory_samples", "error"),
+}
+
+
+def test_a_service_of_the_last_release_takes_what_this_client_sends() -> None:
+    """Fields that the last release refuses are not sent unless they say something."""
+    sent = msgspec.convert(start(2, outcome="oom_runtime", failure={"phase": "serving"}), _wire.Observation)
+    sent.hardware.driver_memory_gib = None
+    sent.verifications = [msgspec.convert(VERIFICATION, _wire.Verification)]
+    call = _calls.post_observation(sent)
+    assert call.body is not None
+    body = msgspec.json.decode(call.body)
+    for name, known in RELEASED.items():
+        assert set(body[name]) <= known
+    assert set(body["verifications"][0]) <= RELEASED_VERIFICATION
+    question = _calls.recommend(_wire.Question(target_tokens=1))
+    assert question.params == {"target_tokens": "1"}

@@ -50,7 +50,7 @@ class Site:
 
     def token(self, role: Role, name: str = "somebody") -> str:
         """Make a token and return its text."""
-        token, text = new_token(name, role, now=datetime.now(UTC), expires_at=None)
+        token, text = new_token(name, [role], now=datetime.now(UTC), expires_at=None)
         self.storage.write(lambda unit: unit.tokens.add(token)).result()
         return text
 

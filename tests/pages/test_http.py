@@ -37,7 +37,7 @@ def client(storage: MemoryStorage) -> Iterator[Client]:
 
 def token(storage: MemoryStorage, role: Role, days: float = 1) -> str:
     now = datetime.now(UTC)
-    made, text = new_token("somebody", role, now=now, expires_at=now + timedelta(days=days))
+    made, text = new_token("somebody", [role], now=now, expires_at=now + timedelta(days=days))
     storage.write(lambda unit: unit.tokens.add(made)).result()
     return text
 

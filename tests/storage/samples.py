@@ -17,7 +17,10 @@ from kvyield_server.domain.answers import (
     Estimate,
     EvidenceItem,
     FitSummary,
+    Headline,
+    HeadlineCode,
     Lever,
+    Prefer,
     Probability,
     Question,
     RestartPlan,
@@ -25,6 +28,8 @@ from kvyield_server.domain.answers import (
     Window,
 )
 from kvyield_server.domain.facts.observation import (
+    Answer,
+    Cause,
     Engine,
     EngineName,
     Failure,
@@ -68,7 +73,7 @@ def start(at: datetime = NOON, **fields: Any) -> Observation:
 def full_start() -> Observation:
     """Return an observation in which every field holds something."""
     return start(
-        hardware=Hardware(gpu="GB10", gpu_count=1, memory_gib=119.25, unified_memory=True),
+        hardware=Hardware(gpu="GB10", gpu_count=1, memory_gib=119.25, unified_memory=True, driver_memory_gib=119.7),
         model=Model(name="org/model", revision="abc", facts={"layers": 61, "types": ["full", "sliding"], "scale": 0.5}),
         engine=Engine(name=EngineName.VLLM, version="0.11", variant="fork"),
         outcome=Outcome.OOM_RUNTIME,
@@ -85,8 +90,25 @@ def full_start() -> Observation:
             graph_gib=0.1,
             device_memory_gib=119.25,
             startup_seconds=360.0,
+            uncapped_pool_tokens=2,
+            swa_pool_tokens=3,
+            longest_prompt_tokens=4,
+            draft_weights_gib=1.5,
+            fitted_max_model_len=5,
         ),
-        failure=Failure(phase=Phase.SERVING, message="out of memory — é", minimum_fraction=0.7, prompt_tokens=60010),
+        failure=Failure(
+            phase=Phase.SERVING,
+            message="out of memory — é",
+            minimum_fraction=0.7,
+            prompt_tokens=60010,
+            available_kv_cache_gib=-0.5,
+            cause=Cause.GPU_MEMORY,
+            wanted_gib=1.0,
+            free_gib=0.5,
+            needed_gib=2.0,
+            longest_tokens=4096,
+            rank=3,
+        ),
         verifications=(
             Verification(
                 prompt_tokens=60010,
@@ -102,6 +124,7 @@ def full_start() -> Observation:
                 concurrent=1,
                 memory_samples=459,
                 error="none",
+                answer=Answer.RIGHT,
             ),
         ),
         host="gpu-01",
@@ -164,7 +187,9 @@ def recommendation(pair_id: UUID | None = None, made_at: datetime = NOON) -> Sto
         flags={"mem_fraction_static": 0.926, "context_length": 200007, "speculative_algorithm": None},
         command_line="--mem-fraction-static 0.926 --context-length 200007",
         changes=(Change(flag="mem_fraction_static", from_value=0.94, to_value=0.926, reason="enough"),),
-        prediction=AdvicePrediction(pool_tokens=estimate),
+        prediction=AdvicePrediction(
+            pool_tokens=estimate, quantiles={"pool_tokens": ((0.05, 200144.0), (0.5, 200225.0))}
+        ),
         probability=Probability(pool=0.999, memory=0.84, joint=0.84),
         window=Window(lowest=0.926, highest=0.94),
         restarts=RestartPlan(expected=1.2, minutes=7.2, minutes_each=6.0),
@@ -173,12 +198,13 @@ def recommendation(pair_id: UUID | None = None, made_at: datetime = NOON) -> Sto
         alternatives=(Lever(flags={"kv_cache_dtype": "fp8"}, gain_tokens=5, gain_gib=0.5, joint=0.9, cost="accuracy"),),
         warnings=(Caution(code="context_length_does_not_grow_pool", detail="It does not."),),
         explanation="Because.",
+        headline=Headline(code=HeadlineCode.AT_RISK, estimate=False, text="Restart with 0.926, then verify."),
     )
     return StoredRecommendation(
         id=new_id(),
         made_at=made_at,
         pair_id=pair_id,
-        question=Question(target_tokens=200000, flags={"max_running_requests": 8}),
+        question=Question(target_tokens=200000, flags={"max_running_requests": 8}, prefer=Prefer.POOL),
         advice=advice,
         selector={"gpu": "RTX PRO 6000", "like": None},
     )

@@ -13,7 +13,9 @@ from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.storage.values import new_id
 from storage.samples import NOON, minutes, recommendation, recording, start, summary
 
-TOKEN = ApiToken(id=new_id(), name="host", role=Role.INGEST, token_hash="hash", created_at=NOON, expires_at=minutes(9))
+TOKEN = ApiToken(
+    id=new_id(), name="host", roles=frozenset({Role.INGEST}), token_hash="hash", created_at=NOON, expires_at=minutes(9)
+)
 
 
 def adding(repository: str, record: object) -> Callable[[UnitOfWork], None]:

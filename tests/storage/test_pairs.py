@@ -161,7 +161,7 @@ def test_a_pair_sums_up_its_observations(storage: Storage) -> None:
 
 def test_pairs_posted_by_a_token(storage: Storage) -> None:
     """A token's own pairs are those that hold an observation posted with it."""
-    token = ApiToken(id=new_id(), name="host", role=Role.INGEST, token_hash="h", created_at=minutes(0))
+    token = ApiToken(id=new_id(), name="host", roles=frozenset({Role.INGEST}), token_hash="h", created_at=minutes(0))
     storage.write(lambda unit: unit.tokens.add(token)).result()
     mine = storage.write(recording(start(), token_id=token.id)).result()
     storage.write(recording(start(model=Model(name="other")))).result()

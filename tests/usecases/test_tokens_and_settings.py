@@ -50,12 +50,12 @@ def test_other_expiries_are_refused(text: str) -> None:
 def test_a_name_that_two_tokens_have_is_not_enough_to_revoke() -> None:
     """With two valid tokens of one name the id is asked for; with one the name does."""
     storage = MemoryStorage()
-    first, _ = create(storage, "ci", "read", "1d")
-    create(storage, "ci", "ingest", "1d")
+    first, _ = create(storage, "ci", ["read"], "1d")
+    create(storage, "ci", ["ingest"], "1d")
     with pytest.raises(AmbiguousError, match=str(first.id)):
         revoke(storage, "ci")
     assert revoke(storage, str(first.id)).revoked_at is not None
-    assert revoke(storage, "ci").role == "ingest"
+    assert revoke(storage, "ci").roles_text == "ingest"
     with pytest.raises(NotFoundError):
         revoke(storage, "ci")
     assert {row["state"] for row in described(storage)} == {"revoked"}

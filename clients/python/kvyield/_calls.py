@@ -42,10 +42,20 @@ class Call(Generic[T]):
 
 def encode(value: object) -> bytes:
     """JSON of a struct. Raises `ConfigError` on NaN and infinities, which JSON cannot say."""
-    plain = msgspec.to_builtins(value)
+    plain = msgspec.to_builtins(_given(value))
     if not _is_finite(plain):
         raise ConfigError("a number is NaN or infinite; the API takes finite numbers only")
     return msgspec.json.encode(plain)
+
+
+def _given(value: object) -> object:
+    """Return a struct without the fields that say nothing: an older service refuses names that it does not know."""
+    if isinstance(value, msgspec.Struct):
+        fields = zip(value.__struct_encode_fields__, msgspec.structs.astuple(value), strict=True)
+        return {name: _given(each) for name, each in fields if each is not None}
+    if isinstance(value, list):
+        return [_given(each) for each in value]
+    return value
 
 
 def post_observation(observation: _wire.Observation) -> Call[_wire.Receipt]:

@@ -180,10 +180,25 @@ class AdvicePrediction(Received, kw_only=True):
     headroom_gib: Estimate | None = None
 
 
+class Headline(Received, kw_only=True):
+    """The answer in one sentence: ``code`` is keep, change, at_risk, infeasible or not_enough_evidence.
+
+    ``estimate`` is true when no start was used.
+    """
+
+    code: str
+    estimate: bool = False
+    text: str = ""
+
+
 class Recommendation(Received, kw_only=True):
-    """The answer to ``recommend``. ``status``: ok, at_risk, infeasible or not_enough_evidence."""
+    """The answer to ``recommend``. ``status``: ok, at_risk, infeasible or not_enough_evidence.
+
+    ``headline`` is None from a service that does not make one yet.
+    """
 
     status: str
+    headline: Headline | None = None
     engine: str | None = None
     id: UUID | None = None
     flags: dict[str, object] = field(default_factory=dict)

@@ -15,6 +15,8 @@ Scalar = None | bool | int | float | str
 EngineName = Literal["sglang", "vllm", "tensorrt-llm", "lmdeploy"]
 OutcomeName = Literal["ready", "refused", "oom_startup", "oom_runtime", "failed"]
 PhaseName = Literal["load", "pool", "graph_capture", "serving", "unknown"]
+AnswerName = Literal["right", "wrong", "not_checked"]
+PreferName = Literal["keep", "headroom", "pool"]
 CauseName = Literal["gpu_memory", "host_memory", "killed", "error"]
 Moment = Annotated[datetime, Meta(tz=True)]
 Name = Annotated[str, Meta(min_length=1)]
@@ -29,12 +31,13 @@ class Sent(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Hardware(Sent, kw_only=True):
-    """GPU model, with its MIG profile, times count."""
+    """GPU model, with its MIG profile, times count. ``memory_gib`` is what the framework sees of one GPU."""
 
     gpu: Name
     gpu_count: Count
     memory_gib: Gib | None = None
     unified_memory: bool | None = None
+    driver_memory_gib: Gib | None = None
 
 
 class Model(Sent, kw_only=True):
@@ -91,7 +94,10 @@ class Failure(Sent, kw_only=True):
 
 
 class Verification(Sent, kw_only=True):
-    """A long prompt sent to the running server; ``lowest_free_gib`` is the lowest over all cards meanwhile."""
+    """A long prompt sent to the running server; ``lowest_free_gib`` is the lowest over all GPUs meanwhile.
+
+    ``passed`` says that the whole prompt was served without an error, ``answer`` whether the answer was right.
+    """
 
     prompt_tokens: Tokens
     passed: bool
@@ -106,6 +112,7 @@ class Verification(Sent, kw_only=True):
     concurrent: Count | None = None
     memory_samples: Tokens | None = None
     error: str | None = None
+    answer: AnswerName | None = None
 
 
 class Observation(Sent, kw_only=True):
@@ -153,3 +160,4 @@ class Question(Selector, kw_only=True, forbid_unknown_fields=True, omit_defaults
     max_running_requests: Count | None = None
     kv_cache_dtype: str | None = None
     chunked_prefill_size: int | None = None
+    prefer: PreferName | None = None

@@ -17,6 +17,7 @@ from kvyield._received import (
     Fit,
     FitList,
     HardwareOut,
+    Headline,
     Health,
     Lever,
     MeasurementsOut,
@@ -38,6 +39,7 @@ from kvyield._received import (
     Window,
 )
 from kvyield._sent import (
+    AnswerName,
     CauseName,
     Engine,
     EngineName,
@@ -48,6 +50,7 @@ from kvyield._sent import (
     Observation,
     OutcomeName,
     PhaseName,
+    PreferName,
     Question,
     Scalar,
     Selector,
@@ -57,6 +60,7 @@ from kvyield._sent import (
 
 __all__ = [
     "AdvicePrediction",
+    "AnswerName",
     "Basis",
     "BatchAnswer",
     "BatchItem",
@@ -77,6 +81,7 @@ __all__ = [
     "FitList",
     "Hardware",
     "HardwareOut",
+    "Headline",
     "Health",
     "Lever",
     "Measurements",
@@ -91,6 +96,7 @@ __all__ = [
     "PhaseName",
     "Prediction",
     "PredictionList",
+    "PreferName",
     "Probability",
     "Problem",
     "Question",

@@ -88,9 +88,9 @@ async def authorise(connection: ASGIConnection[Any, Any, Any, Any], handler: Bas
     text = _bearer(header_of(connection.scope, b"authorization"))
     token = await gate.token(connection, text)
     _remember(connection, services, token)
-    if token.role not in roles:
+    if token.roles.isdisjoint(roles):
         needed = " or ".join(sorted(role.value for role in roles))
-        raise ForbiddenError(f"The token {token.name!r} has the role {token.role}; this needs {needed}.")
+        raise ForbiddenError(f"The token {token.name!r} has the role {token.roles_text}; this needs {needed}.")
 
 
 async def refuse_other_hosts(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
@@ -145,7 +145,7 @@ def actor_of(request: Request[Any, Any, Any]) -> str:
 def bound_to(request: Request[Any, Any, Any]) -> UUID | None:
     """Return the token whose own pairs are all that the caller may read; None when it may read all."""
     token = token_of(request)
-    return token.id if token and token.role is Role.INGEST else None
+    return token.id if token and token.only_posts else None
 
 
 def _bearer(header: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -123,16 +124,25 @@ class Lever:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probability:
+    """Of the pool holding the target, of the memory sufficing, and of both; None where nothing tells it."""
+
     pool: float
-    memory: float
-    joint: float
+    memory: float | None
+    joint: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvicePrediction:
+    """What the advised flags are predicted to give.
+
+    ``quantiles`` maps the name of a predicted quantity to (probability, value) rows, by which calibration counts how
+    often the truth stayed below each value.
+    """
+
     pool_tokens: Estimate | None = None
     free_at_ready_gib: Estimate | None = None
     headroom_gib: Estimate | None = None
+    quantiles: Mapping[str, tuple[tuple[float, float], ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +153,34 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartPlan:
-    expected: float
+    expected: float | None
     minutes: float | None
     minutes_each: float | None
+
+
+class Prefer(StrEnum):
+    """Which fraction to advise of those that satisfy the question."""
+
+    KEEP = "keep"  # what runs, where it answers; else the nearest to it
+    HEADROOM = "headroom"  # the smallest
+    POOL = "pool"  # the largest
+
+
+class HeadlineCode(StrEnum):
+    NOT_ENOUGH_EVIDENCE = "not_enough_evidence"
+    INFEASIBLE = "infeasible"
+    KEEP = "keep"
+    AT_RISK = "at_risk"
+    CHANGE = "change"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline:
+    """The answer in one sentence. ``estimate`` is true when no start was used."""
+
+    code: HeadlineCode
+    estimate: bool
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +197,7 @@ class Question:
     prompt_need_gib: float | None = None
     flags: Flags = field(default_factory=dict)
     engine_version: str | None = None
+    prefer: Prefer = Prefer.KEEP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,3 +220,4 @@ class Advice:
     explanation: str
     binding_constraint: str | None = None
     model_name: str | None = None
+    headline: Headline | None = None

@@ -53,6 +53,6 @@ async def _shown(request: Request[Any, Any, Any], observation_id: UUID, fault: s
         row = {"model": pair.model.name, "hardware": hardware_text(start.hardware)}
         return {"start": start, "row": row, "line": start_row(start), "view": observation_view(start, fits)}
 
-    may_retract = token is None or token.role is Role.ADMIN
+    may_retract = token is None or Role.ADMIN in token.roles
     values = {"here": "pairs", "fault": fault, "may_retract": may_retract, **await services.read(work)}
     return page(request, "observation.html", values, status_code=status)

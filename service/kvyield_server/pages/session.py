@@ -56,9 +56,9 @@ async def page_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: Ba
     token = await signed_in(services, connection.cookies.get(COOKIE, ""))
     connection.scope["state"][TOKEN] = token
     connection.scope["state"][CALLER] = token.name
-    if token.role not in roles:
+    if token.roles.isdisjoint(roles):
         needed = " or ".join(sorted(role.value for role in roles))
-        raise ForbiddenError(f"The token {token.name!r} has the role {token.role}; this needs {needed}.")
+        raise ForbiddenError(f"The token {token.name!r} has the role {token.roles_text}; this needs {needed}.")
 
 
 async def signed_in(services: Services, text: str) -> ApiToken:
@@ -71,7 +71,7 @@ async def signed_in(services: Services, text: str) -> ApiToken:
     if not text:
         raise UnauthenticatedError("Sign in with a token to see this page.")
     token = await services.read(lambda uow: authenticate(uow, text, now=utc_now()))
-    if token.role is Role.INGEST:
+    if token.only_posts:
         raise ForbiddenError("An ingest token is for a host that posts; sign in with a read or admin token.")
     return token
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from kvyield_server.domain.facts.observation import (
+    Answer,
     Cause,
     Engine,
     EngineName,
@@ -55,12 +56,13 @@ FURTHEST_AHEAD = timedelta(days=1)
 
 
 class HardwareIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """GPU model (with its MIG profile) times count; ``memory_gib`` is one GPU's."""
+    """GPU model (with its MIG profile) times count; ``memory_gib`` is one GPU's as the framework sees it."""
 
     gpu: Name
     gpu_count: GpuCount
     memory_gib: MemoryGib | None = None
     unified_memory: bool | None = None
+    driver_memory_gib: MemoryGib | None = None
 
 
 class ModelIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
@@ -117,7 +119,10 @@ class FailureIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
 
 
 class VerificationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A long prompt sent to the running server, its answer checked, memory sampled meanwhile."""
+    """A long prompt sent to the running server, memory sampled meanwhile.
+
+    ``passed``: the whole prompt was served without an error. ``answer``: right, wrong or not_checked.
+    """
 
     prompt_tokens: Tokens
     passed: bool
@@ -132,6 +137,7 @@ class VerificationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
     concurrent: Annotated[int, Meta(ge=1, le=1_000_000)] | None = None
     memory_samples: Count | None = None
     error: LongText | None = None
+    answer: Answer | None = None
 
 
 class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 from msgspec import Meta, Struct
 
-from kvyield_server.domain.answers import Advice, Question, Status, Window
+from kvyield_server.domain.answers import Advice, Headline, Prefer, Question, Status, Window
 from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
 from kvyield_server.schemas.common import (
     EstimateOut,
@@ -42,7 +42,8 @@ DtypeName = Annotated[str, Meta(min_length=1, max_length=50, pattern=r"^[A-Za-z0
 class QuestionIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
     """A question: which pair, how long a prompt, and the flags that the asker wants held.
 
-    ``prompt_need_gib`` is used instead of the model's own prompt need; ``confidence`` applies to pool and memory each.
+    ``prompt_need_gib`` is used instead of the model's own prompt need; ``confidence`` applies to pool and memory each;
+    ``prefer``: keep what runs where it answers, else the nearest fraction; headroom: the smallest; pool: the largest.
     """
 
     target_tokens: AskedTokens
@@ -53,6 +54,7 @@ class QuestionIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
     max_running_requests: RunningRequests | None = None
     kv_cache_dtype: DtypeName | None = None
     chunked_prefill_size: ChunkTokens | None = None
+    prefer: Prefer = Prefer.KEEP
 
 
 class RecommendQuery(QuestionIn, forbid_unknown_fields=True, kw_only=True):
@@ -113,6 +115,7 @@ class LeverOut(Struct, frozen=True, kw_only=True):
 class AdviceOut(Struct, frozen=True, kw_only=True):
     """The answer to a question. All changes go into one restart; ``window`` is null when it is empty."""
 
+    headline: Headline | None
     status: Status
     engine: EngineName
     flags: dict[str, Scalar]
@@ -181,6 +184,7 @@ def question_of(body: QuestionIn) -> Question:
         confidence=body.confidence,
         prompt_need_gib=body.prompt_need_gib,
         flags=_held(body),
+        prefer=body.prefer,
     )
 
 
@@ -210,6 +214,7 @@ def _held(body: QuestionIn) -> Flags:
 def _fields(advice: Advice) -> dict[str, Any]:
     prediction, chance, plan = advice.prediction, advice.probability, advice.restarts
     return {
+        "headline": advice.headline,
         "status": advice.status,
         "engine": advice.engine,
         "flags": dict(advice.flags),

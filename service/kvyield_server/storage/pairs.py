@@ -28,6 +28,7 @@ PAIRS = select(
     _hardware.gpu_count,
     _hardware.memory_gib,
     _hardware.unified_memory,
+    _hardware.driver_memory_gib,
     _model.name.label("model"),
     _model.revision.label("model_revision"),
     _model.facts,
@@ -124,6 +125,7 @@ class SqlPairs:
         if merged == known:
             return False
         values = {"memory_gib": merged.memory_gib, "unified_memory": merged.unified_memory}
+        values["driver_memory_gib"] = merged.driver_memory_gib
         where = _hardware.id == row["hardware_id"]
         self._connection.execute(update(tables.hardware).where(where).values(values))
         return True

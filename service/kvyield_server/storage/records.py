@@ -69,13 +69,17 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObservation:
-    """An observation as kept. ``token_id`` is the token that it was posted with."""
+    """An observation as kept. ``token_id`` is the token that it was posted with.
+
+    ``is_timed`` is False when nobody said when the start was: ``observed_at`` is then the time of its arrival.
+    """
 
     observation: Observation
     pair_id: UUID
     received_at: datetime
     content_digest: str
     token_id: UUID | None = None
+    is_timed: bool = True
     retracted_at: datetime | None = None
     retraction_reason: str | None = None
 
@@ -137,7 +141,7 @@ class ApiToken:
 
     id: UUID
     name: str
-    role: Role
+    roles: frozenset[Role]
     token_hash: str
     created_at: datetime
     expires_at: datetime | None = None
@@ -147,6 +151,16 @@ class ApiToken:
     def is_valid(self, at: datetime) -> bool:
         """Say whether the token opens anything at that time."""
         return self.revoked_at is None and (self.expires_at is None or at < self.expires_at)
+
+    @property
+    def only_posts(self) -> bool:
+        """Whether the token reaches nothing but what was posted with it."""
+        return self.roles == {Role.INGEST}
+
+    @property
+    def roles_text(self) -> str:
+        """The roles for people, in one order."""
+        return ", ".join(sorted(self.roles))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

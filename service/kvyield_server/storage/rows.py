@@ -11,6 +11,7 @@ import msgspec
 
 from kvyield_server.domain.answers import Advice, FitSummary, Question
 from kvyield_server.domain.facts.observation import (
+    Answer,
     Engine,
     EngineName,
     Failure,
@@ -54,6 +55,7 @@ def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
         "content_digest": stored.content_digest,
         "observed_at": it.observed_at,
         "received_at": stored.received_at,
+        "is_timed": stored.is_timed,
         "token_id": stored.token_id,
         "host": it.host,
         "source": it.source,
@@ -61,6 +63,7 @@ def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
         "gpu_count": it.hardware.gpu_count,
         "memory_gib": it.hardware.memory_gib,
         "unified_memory": it.hardware.unified_memory,
+        "driver_memory_gib": it.hardware.driver_memory_gib,
         "model": it.model.name,
         "model_revision": it.model.revision,
         "engine": it.engine.name.value,
@@ -102,6 +105,7 @@ def observation_from_row(row: Row, verifications: Iterable[Verification] = ()) -
         received_at=row["received_at"],
         content_digest=row["content_digest"],
         token_id=row["token_id"],
+        is_timed=row["is_timed"] is not False,
         retracted_at=row["retracted_at"],
         retraction_reason=row["retraction_reason"],
     )
@@ -117,6 +121,7 @@ def hardware_from_row(row: Row) -> Hardware:
         gpu_count=row["gpu_count"],
         memory_gib=row["memory_gib"],
         unified_memory=row["unified_memory"],
+        driver_memory_gib=row["driver_memory_gib"],
     )
 
 
@@ -125,7 +130,8 @@ def verification_to_row(observation_id: UUID, position: int, verification: Verif
 
 
 def verification_from_row(row: Row) -> Verification:
-    return Verification(**{name: row[name] for name in Verification.__dataclass_fields__})
+    values = {name: row[name] for name in Verification.__dataclass_fields__}
+    return Verification(**values | {"answer": values["answer"] and Answer(values["answer"])})
 
 
 def pair_from_row(row: Row) -> Pair:
@@ -193,11 +199,11 @@ def recommendation_from_row(row: Row) -> StoredRecommendation:
 
 
 def token_to_row(token: ApiToken) -> dict[str, Any]:
-    return {**_fields(token), "role": token.role.value}
+    return {**_fields(token), "roles": sorted(token.roles)}
 
 
 def token_from_row(row: Row) -> ApiToken:
-    return ApiToken(**{**row, "role": Role(row["role"])})
+    return ApiToken(**{**row, "roles": frozenset(map(Role, row["roles"]))})
 
 
 def audit_to_row(entry: AuditEntry) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The tables, the same on SQLite and PostgreSQL. Columns that are queried are typed; the rest is JSON.
 
-``Json`` is JSONB on PostgreSQL, for mappings that may be queried; ``Document`` keeps the order of its keys, for answers
-that are shown again as they were given.
+JSON and not JSONB on PostgreSQL: it returns numbers, and the order of keys, as they were sent.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from sqlalchemy import (
     Uuid,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
 from kvyield_server.errors import InvalidError
 
@@ -71,7 +69,6 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
-Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
 Document = JSON(none_as_null=True)
 
 metadata = MetaData(
@@ -98,6 +95,7 @@ hardware = Table(
     Column("gpu_count", Integer, nullable=False),
     Column("memory_gib", Double),
     Column("unified_memory", Boolean),
+    Column("driver_memory_gib", Double),
     UniqueConstraint("gpu", "gpu_count"),
     CheckConstraint("gpu_count >= 1", name="gpu_count"),
 )
@@ -108,7 +106,7 @@ model = Table(
     Column("id", Uuid, primary_key=True),
     Column("name", String, nullable=False),
     Column("revision", String),
-    Column("facts", Json, nullable=False),
+    Column("facts", Document, nullable=False),
     UniqueConstraint("name"),
 )
 
@@ -122,7 +120,7 @@ pair = Table(
     Column("revision", BigInteger, nullable=False),
     Column("observation_count", BigInteger, nullable=False),
     Column("last_observed_at", UtcDateTime),
-    Column("engines", Json, nullable=False),
+    Column("engines", Document, nullable=False),
     UniqueConstraint("hardware_id", "model_id"),
     Index(None, "model_id"),
     Index(None, "created_at", "id"),
@@ -133,14 +131,13 @@ api_token = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("name", String, nullable=False),
-    Column("role", String, nullable=False),
+    Column("roles", Document, nullable=False),
     Column("token_hash", String, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime),
     Column("revoked_at", UtcDateTime),
     Column("last_used_at", UtcDateTime),
     UniqueConstraint("token_hash"),
-    CheckConstraint("role IN ('ingest', 'read', 'admin')", name="role"),
 )
 
 observation = Table(
@@ -151,6 +148,7 @@ observation = Table(
     Column("content_digest", String, nullable=False),
     Column("observed_at", UtcDateTime, nullable=False),
     Column("received_at", UtcDateTime, nullable=False),
+    Column("is_timed", Boolean),
     Column("token_id", ForeignKey("api_token.id")),
     Column("host", String),
     Column("source", String),
@@ -158,6 +156,7 @@ observation = Table(
     Column("gpu_count", Integer, nullable=False),
     Column("memory_gib", Double),
     Column("unified_memory", Boolean),
+    Column("driver_memory_gib", Double),
     Column("model", String, nullable=False),
     Column("model_revision", String),
     Column("engine", String, nullable=False),
@@ -170,10 +169,10 @@ observation = Table(
     Column("recommendation_id", Uuid),
     Column("retracted_at", UtcDateTime),
     Column("retraction_reason", Text),
-    Column("flags", Json, nullable=False),
-    Column("facts", Json, nullable=False),
-    Column("measurements", Json, nullable=False),
-    Column("failure", Json),
+    Column("flags", Document, nullable=False),
+    Column("facts", Document, nullable=False),
+    Column("measurements", Document, nullable=False),
+    Column("failure", Document),
     Column("log_excerpt", Text),
     UniqueConstraint("content_digest"),
     CheckConstraint("outcome IN ('ready', 'refused', 'oom_startup', 'oom_runtime', 'failed')", name="outcome"),
@@ -181,8 +180,39 @@ observation = Table(
     Index(None, "observed_at", "id"),
     Index(None, "pair_id", "observed_at", "id"),
     Index(None, "host", "observed_at", "id"),
+    Index(None, "engine", "observed_at", "id"),
+    _partial_index("pool_tokens IS NOT NULL", "host", "pool_tokens", "observed_at"),
     _partial_index("outcome <> 'ready'", "outcome", "observed_at", "id"),
     _partial_index("token_id IS NOT NULL", "token_id", "pair_id"),
+)
+
+account = Table(
+    "account",
+    metadata,
+    Column("content_digest", String, primary_key=True),
+    Column("id", Uuid, nullable=False),
+    Column("observation_id", ForeignKey("observation.id"), nullable=False),
+    Column("received_at", UtcDateTime, nullable=False),
+    Column("token_id", ForeignKey("api_token.id")),
+    Column("is_timed", Boolean, nullable=False),
+    Column("body", Document, nullable=False),
+    Index(None, "id"),
+    Index(None, "observation_id"),
+    Index(None, "token_id"),
+)
+
+history = Table(
+    "history",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("observation_id", ForeignKey("observation.id"), nullable=False),
+    Column("at", UtcDateTime, nullable=False),
+    Column("actor", String, nullable=False),
+    Column("action", String, nullable=False),
+    Column("reason", Text),
+    Column("changes", Document, nullable=False),
+    CheckConstraint("action IN ('merge', 'correction')", name="action"),
+    Index(None, "observation_id", "at", "id"),
 )
 
 verification = Table(
@@ -203,6 +233,7 @@ verification = Table(
     Column("concurrent", BigInteger),
     Column("memory_samples", BigInteger),
     Column("error", Text),
+    Column("answer", String),
 )
 
 fit = Table(
@@ -231,7 +262,7 @@ recommendation = Table(
     Column("settled_at", UtcDateTime),
     Column("question", Document, nullable=False),
     Column("advice", Document, nullable=False),
-    Column("selector", Json, nullable=False),
+    Column("selector", Document, nullable=False),
     Index(None, "made_at", "id"),
     Index(None, "settled_at", "id"),
     Index(None, "pair_id"),
@@ -246,6 +277,6 @@ audit = Table(
     Column("actor", String, nullable=False),
     Column("action", String, nullable=False),
     Column("subject", String, nullable=False),
-    Column("details", Json, nullable=False),
+    Column("details", Document, nullable=False),
     Index(None, "at", "id"),
 )

@@ -73,6 +73,7 @@ def merge_hardware(known: Hardware, newer: Hardware) -> Hardware:
         known,
         memory_gib=known.memory_gib if newer.memory_gib is None else newer.memory_gib,
         unified_memory=known.unified_memory if newer.unified_memory is None else newer.unified_memory,
+        driver_memory_gib=known.driver_memory_gib if newer.driver_memory_gib is None else newer.driver_memory_gib,
     )
 
 

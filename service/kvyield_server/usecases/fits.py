@@ -115,6 +115,7 @@ def _completed(start: Observation, pair: Pair) -> Observation:
         start.hardware,
         memory_gib=start.hardware.memory_gib or pair.hardware.memory_gib,
         unified_memory=_first(start.hardware.unified_memory, pair.hardware.unified_memory),
+        driver_memory_gib=start.hardware.driver_memory_gib or pair.hardware.driver_memory_gib,
     )
     model = replace(start.model, facts={**pair.model.facts, **start.model.facts})
     return replace(start, hardware=hardware, model=model)

@@ -73,7 +73,7 @@ def _key(subject: Subject, question: Question) -> Hashable:
     chosen = subject.selector
     cold = repr((chosen.facts, chosen.memory_gib, chosen.unified_memory, chosen.gpu, chosen.gpu_count))
     held = tuple(sorted((name, repr(value)) for name, value in question.flags.items()))
-    asked = (question.target_tokens, question.reply_tokens, question.concurrent, question.confidence)
+    asked = (question.target_tokens, question.reply_tokens, question.concurrent, question.confidence, question.prefer)
     who = (subject.pair_id, subject.engine, chosen.engine_version, chosen.like)
     return (subject.revisions, who, asked, question.prompt_need_gib, held, cold)
 

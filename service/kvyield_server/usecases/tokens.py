@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from ipaddress import ip_address
@@ -20,10 +21,12 @@ TOUCH_EVERY = timedelta(minutes=1)
 _LONGEST_ADDRESS = 100
 
 
-def new_token(name: str, role: Role, *, now: datetime, expires_at: datetime | None) -> tuple[ApiToken, str]:
+def new_token(name: str, roles: Iterable[Role], *, now: datetime, expires_at: datetime | None) -> tuple[ApiToken, str]:
     """Return a token as stored, and its text of 256 random bits, which is nowhere else."""
     text = PREFIX + secrets.token_urlsafe(32)
-    token = ApiToken(id=new_id(), name=name, role=role, token_hash=hash_of(text), created_at=now, expires_at=expires_at)
+    token = ApiToken(
+        id=new_id(), name=name, roles=frozenset(roles), token_hash=hash_of(text), created_at=now, expires_at=expires_at
+    )
     return token, text
 
 
@@ -85,11 +88,11 @@ def _is_loopback_address(host: str) -> bool:
         return False
 
 
-def create(storage: Storage, name: str, role: str, expires: str) -> tuple[ApiToken, str]:
+def create(storage: Storage, name: str, roles: Iterable[str], expires: str) -> tuple[ApiToken, str]:
     """Make and keep a token; return it and its text. InvalidError when ``expires`` cannot be read."""
     now = datetime.now(UTC)
-    token, text = new_token(name, Role(role), now=now, expires_at=expiry(expires, now))
-    details = {"name": name, "role": role, "expires": expires}
+    token, text = new_token(name, map(Role, roles), now=now, expires_at=expiry(expires, now))
+    details = {"name": name, "roles": token.roles_text, "expires": expires}
     job = audited(
         lambda uow: uow.tokens.add(token),
         "token create",
@@ -166,7 +169,7 @@ def _described(token: ApiToken, now: datetime) -> dict[str, str | None]:
     return {
         "id": str(token.id),
         "name": token.name,
-        "role": token.role.value,
+        "roles": token.roles_text,
         "state": state,
         "expires_at": _seconds(token.expires_at),
         "last_used_at": _seconds(token.last_used_at),

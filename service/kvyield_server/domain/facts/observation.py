@@ -75,12 +75,16 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """GPU model times count. ``gpu`` carries the MIG profile when there is one; ``memory_gib`` is an attribute."""
+    """GPU model times count. ``gpu`` carries the MIG profile when there is one; the rest are attributes.
+
+    ``memory_gib`` is the total of one GPU that the framework sees, ``driver_memory_gib`` the driver's.
+    """
 
     gpu: str
     gpu_count: int
     memory_gib: float | None = None
     unified_memory: bool | None = None
+    driver_memory_gib: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,9 +163,20 @@ class Failure:
     rank: int | None = None
 
 
+class Answer(StrEnum):
+    """What the check of a verification's answer found."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    NOT_CHECKED = "not_checked"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """A long prompt sent to the running server; ``lowest_free_gib`` is the lowest over all cards meanwhile."""
+    """A long prompt sent to the running server; ``lowest_free_gib`` is the lowest over all GPUs meanwhile.
+
+    ``passed`` says that the whole prompt was served without an error, ``answer`` whether the answer was right.
+    """
 
     prompt_tokens: int
     passed: bool
@@ -176,6 +191,7 @@ class Verification:
     concurrent: int | None = None
     memory_samples: int | None = None
     error: str | None = None
+    answer: Answer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
