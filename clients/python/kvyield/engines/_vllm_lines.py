@@ -28,10 +28,6 @@ V0_WEIGHTS = re.compile(rf"model weights take:? {_GIB}")
 V0_TOTAL = re.compile(rf"total_gpu_memory \({_GIB}\) x gpu_memory_utilization \((\d?\.\d+|\d)\) = {_GIB}")
 V0_REST = re.compile(rf"(?:the rest of the memory reserved for KV Cache is|^(?:INFO )?KV Cache:) {_GIB}")
 V0_BLOCKS = re.compile(r"# (?:GPU|[Cc][Uu][Dd][Aa]|[a-z]{2,8}) blocks: ([\d,]{1,24})\b")
-V0_PARTS = re.compile(
-    rf"model weights take {_GIB}; non_torch_memory takes {_GIB}; PyTorch activation peak memory takes {_GIB}; "
-    rf"the rest of the memory reserved for KV Cache is {_GIB}"
-)
 AVAILABLE = re.compile(rf"Available KV cache memory: {_N} GiB")
 SIZE = re.compile(r"\b[A-Z]{2,6}(?: \+ host)? KV cache size: (\d{1,3}(?:,\d{3}){0,6}|\d{1,18}) tokens")
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,24}) tokens per request: (\d+\.\d+)x")
@@ -39,37 +35,38 @@ GRAPHS = re.compile(rf"Graph capturing finished in \d+ secs?, took {_GIB}")
 GRAPH_POOL = re.compile(rf"CUDA graph pool memory: {_GIB} \(actual\)")
 GRAPH_ESTIMATE = re.compile(rf"Estimated CUDA graph memory: {_GIB} total")
 EQUIVALENT = re.compile(
-    r"current --gpu-memory-utilization=(\d?\.\d+|\d) is equivalent to --gpu-memory-utilization=(\d?\.\d+|\d)"
+    r"(?:current --gpu-memory-utilization=|CUDA graph memory profiling is disabled .{0,400}?utilization from )"
+    r"(\d?\.\d+|\d)\b"
 )
-SUGGESTION = re.compile(
-    rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup\. Desired GPU memory utilization is "
-    rf"\((\d?\.\d+|\d), {_N} GiB\)\. Actual usage is {_N} GiB for (weight|consumed memory \(weights \+ non-torch\)), "
-    rf"{_N} GiB for peak activation, (?:{_N} GiB for non-torch memory, )?and {_N} GiB for CUDAGraph memory"
+FREE_OF = re.compile(rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\)")
+DESIRED = re.compile(rf"[Dd]esired GPU memory utilization (?:is )?\((\d?\.\d+|\d), {_N} GiB\)")
+USED_FOR = re.compile(
+    rf"{_N} GiB for "
+    r"(weights?|consumed memory|peak activation|non-torch memory|(?:CUDAGraph|[A-Z]{2,6} graph) memory)\b"
 )
-SUGGESTION_BYTES = re.compile(r"--kv-cache-memory=(\d{1,18}).{0,120}--kv-cache-memory=(\d{1,18})")
-IN_USE = re.compile(rf"Current kv cache memory in use is (?:{_N} GiB|(\d{{6,18}})(?: bytes)?\b)")
-BYTES_MODE = re.compile(
-    rf"Initial free memory {_N} GiB, reserved {_N} GiB memory for KV Cache as specified by kv_cache_memory_bytes"
-)
+IN_USE = re.compile(rf"Current (?:kv|KV) cache memory(?: in use is|: | is) ?(?:{_N} GiB|(\d{{6,18}})(?: bytes)?\b)")
+INITIAL = re.compile(rf"Initial free memory:? {_N} GiB(?:; Requested|, (?:free memory|reserved|requested))")
+REQUESTED = re.compile(rf"Requested memory: (\d?\.\d+|\d) \(util\), {_N} GiB")
+BYTES_MODE = re.compile(rf"reserved {_N} GiB memory for KV Cache as specified by kv_cache_memory_bytes")
 OVERRIDE = re.compile(r"Overriding num_gpu_blocks=(\d{1,18}) with num_gpu_blocks_override=(\d{1,18})\b")
 REDUCED = re.compile(rf"KV cache memory reduced to {_N} GiB")
 AUTO_LEN = re.compile(
-    r"Auto-fit max_model_len: (?:reduced from \d+ to (\d{1,12})|full model context length (\d{1,12}) fits)"
+    r"Auto-fit max_model_len: "
+    r"(?:reduced from [\d,]{1,24} to ([\d,]{1,24})|full model context length ([\d,]{1,24}) fits)"
 )
 PLAN = re.compile(r"Applying persisted startup plan .{0,120}?kv_cache_memory_bytes=(\d{1,18})\b")
 ENGINE_READY = re.compile(r"init engine \(profile, create kv cache, warmup model\) took \d")
 SERVING = re.compile(r"Application startup complete|Starting vLLM (?:API )?server(?: \d+)? on http")
 SERVED = re.compile(r"Avg prompt throughput: ")
-BAD_PROFILE = re.compile(r"Error in memory profiling\. .{0,300}")
 
 REFUSED_FREE = re.compile(
     rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\) on startup is less than desired GPU memory "
     rf"utilization \((\d?\.\d+|\d), {_N} GiB\).{{0,200}}"
 )
-REFUSED_LENGTH = re.compile(
-    r"To serve at least one request with the models?'s? ?(?:models?'s)? ?max seq len \((\d{1,12})\), "
-    r"\(?(\d+(?:\.\d+)?) GiB KV .{0,100}?memory \((-?\d+(?:\.\d+)?) GiB\).{0,500}"
-)
+REFUSED_LENGTH = re.compile(r"To serve at least one request with the models?'s? ?(?:models?'s)? ?max seq len .{0,900}")
+NEEDED = re.compile(rf"{_N} GiB KV cache is needed")
+AVAILABLE_FOR = re.compile(rf"available KV cache memory \({_N} GiB\)")
+LONGEST = re.compile(r"estimated maximum model length is ([\d,]{1,24}\d|\d)\b")
 REFUSED_STORED = re.compile(
     r"The model's max seq len \((\d{1,12})\) is larger than the maximum number of tokens that can be stored in "
     r"KV cache \((\d{1,18})\).{0,300}"
@@ -78,6 +75,7 @@ REFUSED_PLAIN = re.compile(
     r"No available memory for the cache blocks.{0,300}|Cannot auto-fit max_model_len: .{0,300}"
     r"|Externally held weights on device .{0,60} exceed the desired GPU memory utilization.{0,200}"
     r"|frontend multimodal GPU decoding reserves .{0,300}"
+    r"|max_num_seqs \(\d{1,9}\) exceeds available Mamba cache blocks \(\d{1,9}\).{0,200}"
 )
 WARM_UP = re.compile(r"(?:CUDA )?out of memory occurred when warming up (?:sampler|pooler).{0,300}")
 PROMPT_LENGTH = re.compile(rb"prompt_token_ids_len=(\d{1,12})\b")
@@ -88,7 +86,7 @@ MINE = any_of(
     r"LLM engine(?: \(v[^)]{1,60}\))? with config: ",
     r"vLLM (?:API )?server version|Starting vLLM|vLLM instance can use",
     r"Model loading took|Loading model weights took|model weights take",
-    r"gpu_memory_utilization|[Dd]esired GPU memory utilization",
+    r"Free memory on device|gpu_memory_utilization|[Dd]esired GPU memory utilization",
     r"reserved for KV Cache|# \w{2,8} blocks: |KV Cache: \d",
     r"Available KV cache memory|KV cache size: [\d,]{1,24} tokens|Maximum concurrency for",
     r"Graph capturing finished|CUDA graph memory profiling|Estimated CUDA graph memory|CUDA graph pool memory",

@@ -13,7 +13,7 @@ from kvyield.engines._prefix import Record
 from kvyield.engines._start import Scalar, Sourced
 from kvyield.engines._text import quote
 from kvyield.engines._vllm_flags import ALIASES, MEMORY_FLAGS, NESTED
-from kvyield.engines._vllm_pool import VllmMemory
+from kvyield.engines._vllm_pool import VllmMemory, count, rank_of
 
 LONGEST_LINE = 4000
 
@@ -25,7 +25,7 @@ class VllmReader(StartReader):
         super().__init__("vllm", surroundings)
         self.memory = VllmMemory()
         self.openings: dict[str, str] = {}
-        self.args_known = False
+        self.args_known = self.args_read = False
 
     def belongs(self, record: Record) -> bool:
         """False for an opening line once the pool is known, and for arguments or a version other than those seen.
@@ -77,6 +77,7 @@ class VllmReader(StartReader):
             fields = call_fields(record.text, namespace.end())
         else:
             return False
+        self.args_read = True
         self._take_flags(fields, record, "args", strong=True)
         self._names(fields.values, f"line {record.number}: args")
         return True
@@ -94,7 +95,7 @@ class VllmReader(StartReader):
 
     def _is_open(self, flag: str) -> bool:
         known = self.start.flags.get(flag)
-        return known is None or known.value in (None, "auto")
+        return known is None or known.value is None or (known.value == "auto" and flag != "max_model_len")
 
     def _names(self, values: dict[str, Value], where: str) -> None:
         model = values.get("model") or values.get("model_tag")
@@ -122,6 +123,12 @@ class VllmReader(StartReader):
             self.fact("gpu_count", product, f"line {record.number}: engine config, product of parallel sizes")
         return True
 
+    def _read_plan(self, record: Record, text: str) -> bool:
+        match = lines.PLAN.search(text)
+        if match and self._is_open("kv_cache_memory_bytes"):
+            self.flag("kv_cache_memory_bytes", int(match[1]), source(record))
+        return match is not None
+
     def _read_version(self, record: Record, text: str) -> bool:
         match = lines.SERVER_VERSION.search(text)
         if match:
@@ -133,7 +140,9 @@ class VllmReader(StartReader):
         if length and self._is_open("max_model_len"):
             self.flag("max_model_len", int(length[1]), source(record))
         if fitted:
-            self.flag("max_model_len", int(fitted[1] or fitted[2]), source(record))
+            self.memory.fitted = Sourced(count(fitted[1] or fitted[2]), source(record))
+            if not self.args_read:
+                self.flag("max_model_len", -1, f"{source(record)} (only an asked -1 or auto is fitted)")
         if batched:
             self.flag("max_num_batched_tokens", int(batched[1]), source(record))
         return bool(length or batched or fitted)
@@ -151,7 +160,10 @@ class VllmReader(StartReader):
         self.started = True
         longest = lines.CONCURRENCY.search(text)
         if longest and self._is_open("max_model_len"):
-            self.flag("max_model_len", int(longest[1].replace(",", "")), source(record))
+            self.flag("max_model_len", count(longest[1]), source(record))
+        capped = lines.OVERRIDE.search(text)
+        if capped and self._is_open("num_gpu_blocks_override"):
+            self.flag("num_gpu_blocks_override", int(capped[2]), source(record))
         if self.memory.pool_known:
             self.phase = "graph_capture"
         if self.memory.no_blocks:
@@ -162,14 +174,16 @@ class VllmReader(StartReader):
         return True
 
     def _read_total(self, record: Record, text: str) -> bool:
-        total, suggestion, equivalent = (p.search(text) for p in (lines.V0_TOTAL, lines.SUGGESTION, lines.EQUIVALENT))
-        rounded = total[2] if total else suggestion[3] if suggestion else equivalent[1] if equivalent else None
+        if lines.REFUSED_FREE.search(text):
+            return False
+        told = [p.search(text) for p in (lines.V0_TOTAL, lines.DESIRED, lines.REQUESTED, lines.EQUIVALENT)]
+        total, *others = told
+        rounded = total[2] if total else next((match[1] for match in others if match), None)
         if rounded is not None and "gpu_memory_utilization" not in self.start.flags:
             self.flag("gpu_memory_utilization", float(rounded), source(record))
-        if total or suggestion:
-            self.started = True
-            self.memory.totals(record, total, suggestion, self.start.contradictions)
-        return bool(total or suggestion or equivalent)
+        found = self.memory.totals(record, text, self.start.contradictions)
+        self.started = self.started or found
+        return found or any(told)
 
     def _read_graphs(self, record: Record, text: str) -> bool:
         return self.memory.graphs(record, text)
@@ -203,33 +217,67 @@ class VllmReader(StartReader):
             phase = self.phase if self.phase != "load" else "pool"
             self.problems.add(Problem("oom_startup", phase, Sourced(quote(warm[0]), where), SPECIFIC + 1))
         if match is None:
+            self._refused_figures(record, text)
             return warm is not None
         problem = Problem(
             "refused", "load" if free else "pool", Sourced(quote(match[0]), where), SPECIFIC + 1, final=True
         )
-        if length:
-            problem.evidence["available_kv_cache_gib"] = Sourced(float(length[3]), where)
         if stored:
-            self.memory.tokens["stored"] = Sourced(int(stored[2]), where)
+            self.memory.of(record).tokens = Sourced(int(stored[2]), where)
+            problem.evidence["longest_tokens"] = Sourced(int(stored[2]), where)
         if free:
-            self._free_refusal(free, where)
+            self._free_refusal(record, free, problem.evidence)
         self.problems.add(problem)
+        self._refused_figures(record, text)
         return True
 
-    def _free_refusal(self, free: lines.Match, where: str) -> None:
-        self.memory.free[""] = Sourced(float(free[1]), where)
-        self.memory.device = Sourced(float(free[2]), where)
+    def _refused_figures(self, record: Record, text: str) -> None:
+        """The figures of a refusal, on its line or, where somebody broke the line, on those after it."""
+        cause = self.problems.cause
+        if cause is None or cause.outcome != "refused":
+            return
+        for name, pattern, read in (
+            ("needed_gib", lines.NEEDED, float),
+            ("available_kv_cache_gib", lines.AVAILABLE_FOR, float),
+            ("longest_tokens", lines.LONGEST, count),
+        ):
+            match = pattern.search(text)
+            if match:
+                cause.evidence.setdefault(name, Sourced(read(match[1]), source(record)))
+
+    def _free_refusal(self, record: Record, free: lines.Match, evidence: dict[str, Sourced]) -> None:
+        where, process = source(record), self.memory.of(record)
+        process.free, process.device = Sourced(float(free[1]), where), Sourced(float(free[2]), where)
+        evidence |= {"free_gib": process.free, "needed_gib": Sourced(float(free[4]), where)}
+        rank = self._rank(record.process)
+        if rank is not None:
+            evidence["rank"] = Sourced(rank, f"line {record.number}: the process's name")
         if "gpu_memory_utilization" not in self.start.flags:
             self.flag("gpu_memory_utilization", float(free[3]), where)
+
+    def _rank(self, process: str) -> int | None:
+        sizes = [self.start.flags.get(f"{kind}_parallel_size") for kind in ("tensor", "pipeline")]
+        tensor, pipeline = (size.value if size and isinstance(size.value, int) else None for size in sizes)
+        return rank_of(process, tensor=tensor, pipeline=pipeline)
+
+    def _refused_rank(self) -> None:
+        """The rank that binds: the one with the least KV cache, or the only one that printed the refusal's figure."""
+        cause = self.problems.cause
+        told = cause.evidence.get("available_kv_cache_gib") if cause else None
+        if cause is None or told is None or cause.outcome != "refused":
+            return
+        name = self.memory.process_with(float(str(told.value)))
+        rank = None if name is None else self._rank(name)
+        if rank is not None:
+            cause.evidence.setdefault("rank", Sourced(rank, f"{name} printed {told.value} GiB"))
 
     def conclude(self) -> None:
         """Sum up the processes, and fill defaults where all arguments that differ from them were read."""
         block = self.start.flags.get("block_size")
         size = block.value if block and isinstance(block.value, int) and block.value > 0 else None
         for name, value in self.memory.conclude(size).items():
-            self.measure(
-                name, float(str(value.value)) if name != "pool_tokens" else int(str(value.value)), value.source
-            )
+            self.take(name, value)
+        self._refused_rank()
         version = self.start.facts.get("engine_version")
         if self.args_known and version:
             for name, default in vllm_defaults(str(version.value)).items():
@@ -258,12 +306,14 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
     ("args: ", VllmReader._read_args),
     ("with config: ", VllmReader._read_config),
     ("server version", VllmReader._read_version),
+    ("startup plan", VllmReader._read_plan),
     ("max_model_len", VllmReader._read_lengths),
     ("max model len", VllmReader._read_lengths),
     ("max_num_batched_tokens", VllmReader._read_lengths),
     ("weights", VllmReader._read_weights),
     ("Model loading took", VllmReader._read_weights),
     ("utilization", VllmReader._read_total),
+    ("ree memory", VllmReader._read_total),
     ("KV ", VllmReader._read_pool),
     ("kv cache memory in use", VllmReader._read_pool),
     (" blocks: ", VllmReader._read_pool),
@@ -292,6 +342,7 @@ VLLM = Engine(
         *(b"LLM ", b"GiB", b" GB", b" blocks", b"num_gpu_blocks", b"KV cache size", b"Maximum concurrency"),
         *(b"max_num_batched_tokens", b"max model len", b"max_model_len", b"init engine", b"padding layers"),
         *(b"attention block size", b"shared memory broadcast", b"GPU memory", b"prompt_token_ids_len"),
+        *(b"maximum model length", b"startup plan", b"utilization"),
     ),
     role=_role,
     reader=VllmReader,
