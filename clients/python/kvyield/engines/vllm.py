@@ -48,11 +48,8 @@ class VllmReader(StartReader):
             self.opened = True
         ready = bool(lines.ENGINE_READY.search(text) or lines.SERVING.search(text))
         self.clock.see(record, own, opens=kind == "args" and not self.started, ready=ready)
-        handled = False
-        for needle, handle in _HANDLERS:
-            if needle in text:
-                handled = bool(handle(self, record, text)) or handled
-        if handled:
+        handlers = dict.fromkeys(handle for needle, handle in _HANDLERS if needle in text)
+        if any([handle(self, record, text) for handle in handlers]):
             self.note(record)
             self.problems.progress()
         elif not self._refusal(record, text):
