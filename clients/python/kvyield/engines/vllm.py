@@ -49,7 +49,8 @@ class VllmReader(StartReader):
         ready = bool(lines.ENGINE_READY.search(text) or lines.SERVING.search(text))
         self.clock.see(record, own, opens=kind == "args" and not self.started, ready=ready)
         handlers = dict.fromkeys(handle for needle, handle in _HANDLERS if needle in text)
-        if any([handle(self, record, text) for handle in handlers]):
+        results = [handle(self, record, text) for handle in handlers]
+        if any(results):
             self.note(record)
             self.problems.progress()
         elif not self._refusal(record, text):
