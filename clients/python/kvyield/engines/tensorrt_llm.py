@@ -27,19 +27,27 @@ _GIB = r"(-?\d+(?:\.\d+)?) GiB"
 _STAMP = re.compile(r"\[(\d\d)/(\d\d)/(\d{4})-(\d\d:\d\d:\d\d)\]")
 _ALLOCATED = re.compile(rf"Allocated {_GIB} for max tokens in paged KV cache \((\d{{1,18}})\)")
 _FREE = re.compile(rf"calculating max tokens in paged kv cache: total: {_GIB}, available: {_GIB}")
-_PEAK = re.compile(
-    rf"Peak memory during memory usage profiling \(torch \+ non-torch\): {_GIB}, "
-    rf"available KV cache memory when calculating max tokens: {_GIB}"
-    rf"(?:, fraction is set (\d+(?:\.\d+)?))?(?:, kv size per token is (\d{{1,12}}))?"
-    rf"(?:\. device total memory {_GIB})?"
-)
+_PEAK = re.compile(rf"Peak memory during memory usage profiling \(torch \+ non-torch\): {_GIB}")
+_AVAILABLE = re.compile(rf"available KV cache memory when calculating max tokens: {_GIB}")
+_FRACTION = re.compile(r"\bfraction is set (\d?\.\d{1,20}|\d)\b")
+_TOKEN_BYTES = re.compile(r"\bkv size (?:per token )?is (\d{1,12})\b")
+_DEVICE = re.compile(r"\b(?:device total memory|of total memory) (\d+(?:\.\d+)?) ?GiB")
 _ESTIMATED = re.compile(rf"Estimated max memory in KV cache ?: {_GIB}")
 _WEIGHTS = re.compile(rf"Memory used after loading model weights \(inside torch\) in memory usage profiling: {_GIB}")
 _BLOCK = re.compile(r"(?:Number of tokens per block: |tokens per block=)(\d{1,9})\b")
-_BOTH = re.compile(r"Both freeGpuMemoryFraction .{0,200}?are set \(to (0?\.\d{1,9}|1\.0{1,9}) and (\d{1,18})")
-_LIMITS = re.compile(r"max_seq_len=(\d{1,12}), max_num_requests=(\d{1,12}), max_num_tokens=(\d{1,12})\b")
+_BOTH = re.compile(
+    r"Both (?:freeGpuMemoryFraction|free_gpu_memory_fraction) .{0,200}?are set "
+    r"\(to (\d?\.\d{1,20}|1(?:\.0{1,20})?) and \d"
+)
+_FREE_OF = re.compile(r"with free memory (\d+(?:\.\d+)?) ?GiB of total memory")
+_CAP = re.compile(r"\bmax_tokens=(\d{1,18}) is provided\. It limits max memory to ")
+_LIMITS = re.compile(r"(?<!\w)max_seq_len=\d{1,12}\b.{0,80}?\bmax_num_tokens=\d")
+_LIMIT = re.compile(r"(?<!\w)(max_seq_len|max_num_tokens|max_batch_size|max_beam_width)=(\d{1,12})\b")
+_ADJUSTED = re.compile(r"\bAdjusted max_seq_len to (\d{1,12})\b")
+_PRINTED_WEIGHTS = re.compile(r"\bUse (\d+(?:\.\d+)?) GB for model weights\b")
 _VERSION = re.compile(r"TensorRT-LLM version: (\d[\w.+\-]{0,60})")
 _CONFIG = re.compile(r"KvCacheConfig\(")
+_PORT = re.compile(r"Uvicorn running on https?://[^/\s]{1,260}:(\d{1,5})\b")
 _READY = re.compile(r"Engine loaded and ready to serve|Application startup complete|Uvicorn running on")
 _MINE = any_of(r"\[TensorRT-LLM\]", r"\[TRT-LLM\]", r"tensorrt_llm[./]", r"paged [Kk][Vv] [Cc]ache \(")
 
@@ -77,44 +85,58 @@ class TensorRtReader(StartReader):
             self.started, self.phase = True, "graph_capture"
             self.allocated[:] = self.allocated[-MOST_ALLOCATIONS:]
             self.allocated.append((Sourced(int(match[2]), source(record)), Sourced(float(match[1]), source(record))))
-        if _PEAK.search(text) or _ESTIMATED.search(text):
+        if _AVAILABLE.search(text) or _ESTIMATED.search(text):
             self.allocated.clear()
+            self.start.measurements.pop("longest_prompt_tokens", None)  # of the pool that was only for the measurement
         return match is not None
 
     def _memory(self, record: Record, text: str) -> bool:
-        free, peak, weights = _FREE.search(text), _PEAK.search(text), _WEIGHTS.search(text)
+        patterns = (_FREE, _PEAK, _AVAILABLE, _TOKEN_BYTES, _DEVICE, _FREE_OF, _WEIGHTS, _PRINTED_WEIGHTS)
+        free, peak, kv, token, device, free_of, weights, printed = (pattern.search(text) for pattern in patterns)
+        where = source(record)
         if free:
-            self.measure("device_memory_gib", float(free[1]), source(record))
-            self.measure("free_after_load_gib", float(free[2]), source(record))
+            self.measure("device_memory_gib", float(free[1]), where)
+            self.measure("free_after_load_gib", float(free[2]), where)
+        if free_of and "free_after_load_gib" not in self.start.measurements:
+            self.measure("free_after_load_gib", float(free_of[1]), where)
+        if device:
+            self.measure("device_memory_gib", float(device[1]), where)
         if peak:
-            self.fact("peak_memory_gib", float(peak[1]), source(record))
-            self.measure("kv_cache_gib", float(peak[2]), source(record))
-            self.measure("device_memory_gib", float(peak[5]) if peak[5] else None, source(record))
-            if peak[3] and "free_gpu_memory_fraction" not in self.start.flags:
-                self.flag("free_gpu_memory_fraction", float(peak[3]), source(record))
-        if weights:
-            self.measure("weights_gib", float(weights[1]), source(record))
-        self.started = self.started or bool(free or peak or weights)
+            self.fact("peak_memory_gib", float(peak[1]), where)
+        if kv:
+            self.measure("kv_cache_gib", float(kv[1]), where)
+        if token and kv:
+            self.fact("kv_bytes_per_token", int(token[1]), where)
+        if weights or (printed and "weights_gib" not in self.start.measurements):
+            self.measure("weights_gib", float((weights or printed or "")[1]), where)
+        found = any((free, peak, kv, free_of, weights, printed))
+        self.started = self.started or found
         self.phase = "pool" if free or weights else self.phase
-        return bool(free or peak or weights)
+        return found
 
     def _flags(self, record: Record, text: str) -> bool:
-        block, both, limits, version, config = (
-            pattern.search(text) for pattern in (_BLOCK, _BOTH, _LIMITS, _VERSION, _CONFIG)
-        )
+        patterns = (_BLOCK, _LIMITS, _VERSION, _CONFIG, _CAP, _PORT, _ADJUSTED)
+        block, limits, version, config, cap, port, adjusted = (pattern.search(text) for pattern in patterns)
+        fraction = _FRACTION.search(text) or _BOTH.search(text)
         if block:
             self.flag("tokens_per_block", int(block[1]), source(record))
-        if both and "free_gpu_memory_fraction" not in self.start.flags:
-            self.flag("free_gpu_memory_fraction", float(both[1]), source(record))
+        if fraction and "free_gpu_memory_fraction" not in self.start.flags:
+            self.flag("free_gpu_memory_fraction", float(fraction[1]), source(record))
         if limits:
-            self.flag("max_seq_len", int(limits[1]), source(record))
-            self.flag("max_num_tokens", int(limits[3]), source(record))
+            for name, value in _LIMIT.findall(text):
+                self.flag(name, int(value), source(record))
+        if adjusted:
+            self.measure("longest_prompt_tokens", int(adjusted[1]), source(record))
+        if cap:
+            self.flag("max_tokens", int(cap[1]), source(record))
         if version:
             self.version(version[1], source(record))
         if config:
             self._config(record, config.end())
+        if port and self.started:
+            self.flag("port", int(port[1]), source(record))
         self.opened = self.opened or bool(version)
-        return bool(block or both or limits or version or config)
+        return any((block, fraction, limits, version, config, cap, adjusted))
 
     def _config(self, record: Record, at: int) -> None:
         for name, value in call_fields(record.text, at).values.items():
@@ -122,12 +144,12 @@ class TensorRtReader(StartReader):
                 self.flag(name, scalar(value), f"line {record.number}: KvCacheConfig, {name}={quote(str(value), 80)}")
 
     def conclude(self) -> None:
-        """The pool is the least of what was allocated after the last measurement."""
+        """The pool is the least of what was allocated after the last measurement, of one rank."""
         if self.allocated:
-            tokens = min((tokens for tokens, _ in self.allocated), key=lambda value: int(str(value.value)))
+            tokens, gib = min(self.allocated, key=lambda pair: int(str(pair[0].value)))
             self.take("pool_tokens", tokens)
-            if float(str(self.allocated[-1][1].value)) > 0:
-                self.take("kv_cache_gib", self.allocated[-1][1])
+            if float(str(gib.value)) > 0:
+                self.take("kv_cache_gib", gib)
 
 
 def _role(text: str) -> Role | None:
@@ -139,11 +161,12 @@ TENSORRT_LLM = Engine(
     openers=(b"TensorRT-LLM",),
     ready=(b"startup complete",),
     hooks=(
-        b"TRT-LLM",
+        b"RT-LLM",
         b"GiB",
         b"okens per block",
         b"max_num_tokens=",
         b"freeGpuMemoryFraction",
+        b"Uvicorn running on",
         b"KvCacheConfig(",
         b"ready to serve",
     ),
