@@ -157,13 +157,37 @@ def test_refused_is_set_aside_listed_and_dropped(online: StandIn, log: Path) -> 
     assert run("spool", "drop", item["name"]).stdout == "dropped 1\n"
 
 
-def test_expired_token_keeps_the_observation(online: StandIn, log: Path, home: Path) -> None:
-    """A token that the service does not take leaves the observation waiting."""
-    online.faults.append(faults.status(401))
+@pytest.mark.parametrize(("status", "code"), [(401, 3), (403, 3), (500, 1), (502, 0), (503, 0), (429, 0)])
+def test_what_is_kept_for_a_repair_is_a_failure(online: StandIn, log: Path, home: Path, status: int, code: int) -> None:
+    """A token that is not taken is 3, a service that fails is 1, so that a cron job notices; all of it is on disk."""
+    online.faults += [faults.status(status)] * 3
     result = run("observe", "--log", log, *FACTS)
-    assert result.exit_code == 0
-    assert "status 401" in result.stderr
+    assert result.exit_code == code, result.output
+    assert f"status {status}" in result.stderr
     assert spool_of(home).pending_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SSL_CERT_FILE", "/no/such.pem"),
+        ("HTTPS_PROXY", "nonsense://x:y@z"),
+        ("KVYIELD_URL", "ftp://x"),
+        ("KVYIELD_TOKEN", "t\u00f6ken"),
+    ],
+)
+def test_a_fault_of_the_environment_loses_nothing(
+    log: Path, home: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    """What was observed is on disk before anything that the environment can spoil; the message names what did."""
+    monkeypatch.setenv("KVYIELD_URL", "https://kvyield.example.net")
+    monkeypatch.setenv(name, value)
+    result = run("observe", "--log", log, *FACTS)
+    assert result.exit_code == 1, result.output
+    assert spool_of(home).pending_count() == 1
+    told = {"KVYIELD_URL": "ftp://x", "KVYIELD_TOKEN": "the token holds signs"}.get(name, f"{name}=")
+    assert told in result.stderr
+    assert "x:y@" not in result.stderr
 
 
 def test_stdin_is_a_source(online: StandIn) -> None:

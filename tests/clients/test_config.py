@@ -34,8 +34,24 @@ def test_a_token_can_stand_in_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("kv-123\n")
     environment = write(tmp_path, f'token_file = "{tmp_path}/token"\n')
     assert load_settings(environment=environment).token == "kv-123"
-    with pytest.raises(ConfigError, match="nowhere"):
-        load_settings(environment=write(tmp_path, 'token_file = "/nowhere"\n'))
+    settings = load_settings(environment=environment)
+    assert settings.sources["token"] == str(tmp_path / "token")
+
+
+def test_a_token_file_that_cannot_be_read_is_no_reason_to_lose_what_was_observed(tmp_path: Path) -> None:
+    """The settings can be had, so that the spool is known; asking the service says what is wrong with the file."""
+    environment = write(tmp_path, 'token_file = "/nowhere"\nspool = "/var/spool/kv"\n')
+    settings = load_settings(environment=environment)
+    assert (settings.token, str(settings.spool)) == (None, "/var/spool/kv")
+    assert "the token file /nowhere cannot be read" in (settings.token_fault or "")
+    assert load_settings(environment=environment, token="kv-1").token_fault is None
+
+
+def test_a_configuration_that_is_named_has_to_be_there(tmp_path: Path) -> None:
+    """``KVYIELD_CONFIG`` that leads nowhere is an error, not silence; no file at the usual place is none."""
+    with pytest.raises(ConfigError, match="KVYIELD_CONFIG names /no/such"):
+        load_settings(environment={"KVYIELD_CONFIG": "/no/such.toml", "HOME": str(tmp_path)})
+    assert load_settings(environment={"HOME": str(tmp_path)}).url == DEFAULT_URL
 
 
 def test_the_token_is_not_printed(tmp_path: Path) -> None:
@@ -47,11 +63,13 @@ def test_the_token_is_not_printed(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("url = ", "not TOML"),
-        ("ulr = 'x'", "ulr is unknown"),
-        ("url = 5", "url has the wrong type"),
-        ("facts = 1", "must be a table"),
-        ("[facts]\ngpu_count = '8'", "facts.gpu_count has the wrong type"),
-        ("[facts]\ngpus = 8", "facts.gpus is unknown; known are gpu, gpu_count"),
+        ("ulr = 'x'", "unknown field `ulr`; known are url, token"),
+        ("url = 5", "got `int` - at `.\\.url`"),
+        ("facts = 1", "Expected `object`, got `int` - at `.\\.facts`"),
+        ("[facts]\ngpu_count = '8'", "at `.\\.facts.gpu_count`"),
+        ("[facts]\ngpu_count = 0", "Expected `int` >= 1 - at `.\\.facts.gpu_count`"),
+        ("[facts]\ngpus = 8", "unknown field `gpus` - at `.\\.facts`; known are .* gpu, gpu_count"),
+        ("timeout_seconds = -1", "> 0.0 - at `.\\.timeout_seconds`"),
     ],
 )
 def test_wrong_files_are_told_by_place_and_name(tmp_path: Path, text: str, words: str) -> None:

@@ -158,7 +158,7 @@ def test_refused_is_set_aside_with_the_reason_and_does_not_block(spool: Spool, s
     assert f"status {code}" in (item.reason or "")
 
 
-@pytest.mark.parametrize("code", [401, 403, 408, 429, 500, 503])
+@pytest.mark.parametrize("code", [401, 403, 408, 429, 502, 503])
 def test_what_may_pass_later_stays(spool: Spool, service: StandIn, code: int) -> None:
     """An expired token, a limit or a failing service set nothing aside: all waits for the next time."""
     service.faults.append(faults.status(code))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import re
@@ -56,6 +57,7 @@ class State:
     _prefixes: list[list[str]] = field(default_factory=list)
     _keys: Iterator[int] = field(default_factory=itertools.count)
     _lock: threading.Lock = field(default_factory=threading.Lock)
+    _chunk: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def context_tokens(self) -> int:
@@ -117,6 +119,8 @@ class State:
 
     def _prefill(self, answer: Answer) -> None:
         faults, chunk = self.config.faults, self.config.chunk_tokens
+        if self.prompts == 1:
+            time.sleep(self.config.first_prompt_seconds)
         if faults.hang:
             threading.Event().wait()
         for start in range(answer.cached_tokens, answer.prompt_tokens, chunk):
@@ -126,10 +130,17 @@ class State:
             self.memory.grow(answer.key, done)
             if faults.die_at_tokens is not None and done >= faults.die_at_tokens:
                 os._exit(1)
-            time.sleep((done - start) / self.config.prefill_tokens_per_second)
+            self._work(start, done)
             usage = done / max(1, self.plan.pool_tokens)
             cached = answer.cached_tokens if start == answer.cached_tokens else 0
             self.log.write(prefill_line(self.config, new=done - start, cached=cached, usage=usage))
+
+    def _work(self, start: int, done: int) -> None:
+        config = self.config
+        seconds = (done - start) / config.prefill_tokens_per_second
+        seconds += (done * done - start * start) * config.prefill_seconds_per_square
+        with contextlib.nullcontext() if config.prompts_at_once else self._chunk:
+            time.sleep(seconds)
 
     def _cached(self, tokens: list[str]) -> int:
         longest = 0

@@ -7,6 +7,8 @@ retries, name look-up and slowly dripping answers included. Redirects are not fo
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import ssl
 import threading
 import time
@@ -28,10 +30,12 @@ from kvyield._errors import (
     ServiceUnreachableError,
     UnexpectedAnswerError,
 )
+from kvyield._secrets import redacted
 from kvyield._transfer import Attempts, Limits, Origin, check_answer, within
 from kvyield.config import Settings, load_settings
 
 T = TypeVar("T")
+_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY")
 
 
 class _Base:
@@ -44,14 +48,13 @@ class _Base:
         self._settings = settings
 
     def options(self) -> dict[str, Any]:
-        verify: bool | ssl.SSLContext = True
-        if self.origin.url.startswith("http://") and self.origin.is_loopback:
-            verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no one, and spares loading the CA bundle
+        if self._settings.token_fault:
+            raise ConfigError(self._settings.token_fault)
         return {
             "headers": _headers(self._settings),
             "follow_redirects": False,
             "trust_env": not self.origin.is_loopback,
-            "verify": verify,
+            "verify": _verify(self.origin),
         }
 
     def request(self, call: Call[Any], seconds: float) -> dict[str, Any]:
@@ -78,6 +81,24 @@ class _Base:
 
     def late(self) -> DeadlineError:
         return DeadlineError(f"{self.origin.url} did not give a whole answer within the time allowed")
+
+
+def _verify(origin: Origin) -> bool | ssl.SSLContext:
+    if origin.url.startswith("http://") and origin.is_loopback:
+        return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no one, and spares loading the CA bundle
+    return True
+
+
+@contextlib.contextmanager
+def _environment() -> Iterator[None]:
+    """Names the variables that the HTTP library reads when it cannot begin because of them."""
+    try:
+        yield
+    except (OSError, ValueError, httpx.InvalidURL, ImportError) as error:
+        known = [name for one in _VARIABLES for name in (one, one.lower()) if os.environ.get(name)]
+        told = ", ".join(f"{name}={redacted(os.environ[name])}" for name in known)
+        where = f" ({told})" if told else ""
+        raise ConfigError(f"no connection can be made with this environment{where}: {error}") from error
 
 
 def _headers(settings: Settings) -> dict[str, str]:
@@ -143,7 +164,8 @@ class Client(Api):
         self._http = self._connect()
 
     def _connect(self) -> httpx.Client:
-        return httpx.Client(transport=self._transport, **self._base.options())
+        with _environment():
+            return httpx.Client(transport=self._transport, **self._base.options())
 
     @property
     def url(self) -> str:
@@ -249,7 +271,8 @@ class AsyncClient(AsyncApi):
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._base = _Base(url, token, limits)
-        self._http = httpx.AsyncClient(transport=transport, **self._base.options())
+        with _environment():
+            self._http = httpx.AsyncClient(transport=transport, **self._base.options())
 
     @property
     def url(self) -> str:
@@ -327,11 +350,13 @@ def open_http(url: str, token: str | None = None, *, connections: int = 100) -> 
     headers = {"accept-encoding": "identity", "user-agent": f"kvyield/{__version__}"}
     if token:
         headers["authorization"] = f"Bearer {token}"
-    client = httpx.Client(
-        base_url=origin.url,
-        headers=headers,
-        follow_redirects=False,
-        trust_env=not origin.is_loopback,
-        limits=httpx.Limits(max_connections=connections, max_keepalive_connections=8),
-    )
+    with _environment():
+        client = httpx.Client(
+            base_url=origin.url,
+            headers=headers,
+            follow_redirects=False,
+            trust_env=not origin.is_loopback,
+            verify=_verify(origin),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=8),
+        )
     return OpenHttp(client)

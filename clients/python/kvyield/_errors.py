@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvyield._wire import Problem
 
 MAY_WORK_LATER = frozenset({408, 425, 429})
+NOT_NOW = frozenset({502, 503, 504})
 
 
 class KvyieldError(Exception):
@@ -127,6 +128,11 @@ def error_of(status: int, problem: Problem, retry_after_seconds: float | None = 
     if status >= 500 or status in MAY_WORK_LATER:
         return ServiceFailedError(status, problem, retry_after_seconds)
     return _BY_STATUS.get(status, RefusedError)(status, problem)
+
+
+def is_own_fault(error: KvyieldError) -> bool:
+    """Whether the service is there and failed on this very call (500): others may well work."""
+    return isinstance(error, ServiceFailedError) and error.status not in MAY_WORK_LATER | NOT_NOW
 
 
 def _sentence(status: int, problem: Problem) -> str:

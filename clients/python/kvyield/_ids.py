@@ -42,6 +42,12 @@ def content_id(observation: _wire.Observation) -> UUID:
     return _id(observation, msgspec.to_builtins(msgspec.structs.replace(observation, id=None)))
 
 
+def verification_id(observation_id: UUID, verification: _wire.Verification) -> UUID:
+    """An id of a verification of a start: the same one has the same id."""
+    content = [str(observation_id), msgspec.to_builtins(verification)]
+    return _uuid(hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest(), 0)
+
+
 def is_same_start(one: _Observed, other: _Observed) -> bool:
     """Whether two observations with one `start_id` can be of one start: nothing that both tell is another value."""
     first, second = _telling(one), _telling(other)
@@ -71,10 +77,14 @@ def _telling(observation: _Observed) -> Mapping[str, object]:
 
 
 def _id(observation: _wire.Observation, content: object) -> UUID:
-    """A UUID of version 7's shape: the start's time (zero when unknown), then a digest of the content."""
+    """The start's time (zero when unknown), then a digest of the content."""
     digest = hashlib.sha256(msgspec.json.encode(content, order="sorted")).digest()
     moment = observation.observed_at
-    milliseconds = max(int(moment.timestamp()) * 1000, 0) if moment else 0
+    return _uuid(digest, max(int(moment.timestamp()) * 1000, 0) if moment else 0)
+
+
+def _uuid(digest: bytes, milliseconds: int) -> UUID:
+    """A UUID of version 7's shape."""
     low = int.from_bytes(digest[:10], "big")
     value = (milliseconds & (2**48 - 1)) << 80 | low
     value = value & ~(0xF << 76) | 0x7 << 76

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 import msgspec
@@ -11,6 +11,9 @@ import msgspec
 from kvyield import _wire
 from kvyield._errors import ConflictError, NotAllowedError, NotFoundError, RefusedError
 from kvyield._ids import content_id, is_same_start, start_id, told_apart_id
+
+if TYPE_CHECKING:
+    from kvyield.spool import Addition
 
 KEPT = "stored by another reader version"
 SETTLED = "the recommendation is settled by it"
@@ -35,6 +38,16 @@ class Ledger(Protocol):
 def posting(client: Ledger) -> Callable[[_wire.Observation], _wire.Receipt]:
     """`post_start` to this client."""
     return lambda observation: post_start(client, observation)
+
+
+def adding(client: Ledger) -> Callable[[Addition], _wire.Receipt]:
+    """Adds a verification to the start that this client's service has."""
+
+    def add(addition: Addition) -> _wire.Receipt:
+        stored = client.add_verification(addition.observation_id, addition.verification)
+        return _wire.Receipt(id=stored.id or addition.observation_id, pair_id=stored.pair_id)
+
+    return add
 
 
 def post_start(client: Ledger, observation: _wire.Observation) -> _wire.Receipt:

@@ -35,7 +35,10 @@ LONGEST_PAUSE_SECONDS = 8.0
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one call, in seconds and bytes. ``total_seconds`` holds for the call with all its retries."""
+    """Bounds of one call, in seconds and bytes. ``total_seconds`` holds for the call with all its retries.
+
+    ``until`` is a moment of ``time.monotonic`` after which no call goes on: several calls then share one deadline.
+    """
 
     connect_seconds: float = 5.0
     read_seconds: float = 15.0
@@ -44,6 +47,7 @@ class Limits:
     answer_bytes: int = 32 * 2**20
     retries: int = 2
     first_pause_seconds: float = 0.25
+    until: float | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Attempts:
         self._limits = limits
         self._clock = clock
         self._ends = clock() + limits.total_seconds
+        if limits.until is not None:
+            self._ends = min(self._ends, limits.until)
         self._left = limits.retries if idempotent else 0
         self._made = 0
 

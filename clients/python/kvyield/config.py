@@ -5,6 +5,7 @@
     url = "https://kvyield.example.net"
     token = "..."            # or token_file = "/etc/kvyield/token"
     spool = "/var/lib/kvyield"
+    timeout_seconds = 30     # instead of 10 s for each answer of the service
 
     [facts]                  # what no log on this host says
     gpu = "NVIDIA H200"
@@ -24,32 +25,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from kvyield._errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8321"
-_TEXT = ("url", "token", "token_file", "spool")
-_FACTS: Mapping[str, type | tuple[type, ...]] = {
-    "gpu": str,
-    "gpu_count": int,
-    "gpu_memory_gib": (int, float),
-    "model": str,
-    "model_config": str,
-    "host": str,
-    "engine": str,
-}
+_Positive = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Facts(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    gpu: str | None = None
+    gpu_count: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    gpu_memory_gib: _Positive | None = None
+    model: str | None = None
+    model_config: str | None = None
+    host: str | None = None
+    engine: str | None = None
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    url: str | None = None
+    token: str | None = None
+    token_file: str | None = None
+    spool: str | None = None
+    timeout_seconds: _Positive | None = None
+    facts: _Facts = msgspec.field(default_factory=_Facts)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the client works with. ``sources`` tells where url, token and spool came from, for ``doctor``."""
+    """What the client works with. ``sources`` tells where url, token and spool came from, for ``doctor``.
+
+    ``token_fault`` says why a token file could not be read: it is raised when the service is asked, not before what was
+    observed is on disk. ``timeout_seconds`` replaces the bounds of the service's answers.
+    """
 
     url: str
     token: str | None
     spool: Path
     facts: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)
+    timeout_seconds: float | None = None
+    token_fault: str | None = None
 
     def __repr__(self) -> str:
         return f"Settings(url={self.url!r}, token={'set' if self.token else None}, spool={str(self.spool)!r})"
@@ -64,22 +83,32 @@ def config_path(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def load_settings(
-    *, url: str | None = None, token: str | None = None, environment: Mapping[str, str] = os.environ
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    timeout_seconds: float | None = None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Settings:
     """Settings from flags, environment, file and defaults, in this order. Raises `ConfigError` on a wrong file."""
     path = config_path(environment)
-    stored = _read_file(path)
+    stored = _read_file(path, is_named=bool(environment.get("KVYIELD_CONFIG")))
+    given = _first(("option", token), ("KVYIELD_TOKEN", environment.get("KVYIELD_TOKEN")), (path, stored.token))
+    fault = None
+    if given[1] is None and stored.token_file:
+        given, fault = _token_of(Path(stored.token_file).expanduser())
     found = {
-        "url": _first(("option", url), ("KVYIELD_URL", environment.get("KVYIELD_URL")), (path, stored.get("url"))),
-        "token": _first(("option", token), ("KVYIELD_TOKEN", environment.get("KVYIELD_TOKEN")), (path, _token(stored))),
-        "spool": _first(("KVYIELD_SPOOL", environment.get("KVYIELD_SPOOL")), (path, stored.get("spool"))),
+        "url": _first(("option", url), ("KVYIELD_URL", environment.get("KVYIELD_URL")), (path, stored.url)),
+        "token": given,
+        "spool": _first(("KVYIELD_SPOOL", environment.get("KVYIELD_SPOOL")), (path, stored.spool)),
     }
     return Settings(
         url=found["url"][1] or DEFAULT_URL,
         token=found["token"][1],
         spool=Path(found["spool"][1]).expanduser() if found["spool"][1] else _default_spool(environment),
-        facts=stored.get("facts", {}),
+        facts=msgspec.to_builtins(stored.facts),
         sources={name: source for name, (source, _) in found.items()},
+        timeout_seconds=timeout_seconds or stored.timeout_seconds,
+        token_fault=fault,
     )
 
 
@@ -92,26 +121,33 @@ def _default_spool(environment: Mapping[str, str]) -> Path:
     return Path(state) / "kvyield" / "spool"
 
 
-def _token(stored: Mapping[str, Any]) -> str | None:
-    name = stored.get("token_file")
-    if stored.get("token") or not name:
-        return stored.get("token")
+def _token_of(file: Path) -> tuple[tuple[str, str | None], str | None]:
+    """The token in a file of its own, with the file as its source, and why it could not be read."""
     try:
-        return Path(name).expanduser().read_text(encoding="utf-8").strip()
+        return (str(file), file.read_text(encoding="utf-8").strip()), None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"the token file {name} cannot be read: {error}") from None
+        return (str(file), None), f"the token file {file} cannot be read: {error}"
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path, *, is_named: bool) -> _File:
+    """The configuration; none when there is no file, unless ``KVYIELD_CONFIG`` names it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
-        return {}
+        if is_named:
+            raise ConfigError(f"KVYIELD_CONFIG names {path}, which does not exist") from None
+        return _File()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from None
-    stored = _parse(path, text)
-    _check(path, stored)
-    return stored
+    try:
+        return msgspec.convert(_parse(path, text), _File)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"the configuration {path}: {error}; {_known()}") from None
+
+
+def _known() -> str:
+    names = [name for name in _File.__struct_fields__ if name != "facts"]
+    return f"known are {', '.join(names)} and in [facts] {', '.join(_Facts.__struct_fields__)}"
 
 
 def _parse(path: Path, text: str) -> dict[str, Any]:
@@ -120,22 +156,3 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
         return dict(import_module(name).loads(text))
     except ValueError as error:
         raise ConfigError(f"the configuration {path} is not TOML: {error}") from None
-
-
-def _check(path: Path, stored: Mapping[str, Any]) -> None:
-    facts = stored.get("facts", {})
-    if not isinstance(facts, dict):
-        raise ConfigError(f"{path}: facts must be a table, [facts]")
-    kinds: dict[str, type | tuple[type, ...]] = dict.fromkeys(_TEXT, str)
-    _check_table(path, "", {name: value for name, value in stored.items() if name != "facts"}, kinds)
-    _check_table(path, "facts.", facts, _FACTS)
-
-
-def _check_table(
-    path: Path, prefix: str, table: Mapping[str, Any], kinds: Mapping[str, type | tuple[type, ...]]
-) -> None:
-    for name, value in table.items():
-        if name not in kinds:
-            raise ConfigError(f"{path}: {prefix}{name} is unknown; known are {', '.join(kinds)}")
-        if not isinstance(value, kinds[name]) or isinstance(value, bool):
-            raise ConfigError(f"{path}: {prefix}{name} has the wrong type: {value!r}")

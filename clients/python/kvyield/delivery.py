@@ -1,20 +1,31 @@
-"""Bringing observations to the service: disk first, then the network, and a clear word on what became of each."""
+"""Bringing observations and verifications to the service: disk first, then the network, and a word on each."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 from uuid import UUID
 
 import msgspec
 
 from kvyield import _wire
-from kvyield._errors import ConflictError, DeadlineError, RefusedError, ServiceError, SpoolError
-from kvyield._ids import start_id
-from kvyield._replay import Ledger, after_conflict, post_start, posting
-from kvyield.spool import Spool
+from kvyield._errors import (
+    ConflictError,
+    DeadlineError,
+    KvyieldError,
+    RefusedError,
+    ServiceError,
+    ServiceFailedError,
+    SpoolError,
+    error_of,
+)
+from kvyield._ids import start_id, verification_id
+from kvyield._replay import Ledger, adding, after_conflict, post_start, posting
+from kvyield.spool import Addition, Spool
 
 CONFLICT = 409
 Fate = Literal["stored", "known", "spooled", "refused", "lost"]
@@ -26,14 +37,97 @@ class Poster(Ledger, Protocol):
     def post_observations(self, observations: Sequence[_wire.Observation]) -> list[_wire.BatchItem]: ...
 
 
+Connect = Callable[[], AbstractContextManager[Poster]]
+
+
 @dataclass(frozen=True)
 class Delivery:
-    """What became of one observation, and why. ``lost``: neither sent nor on disk, so the log must be read again."""
+    """What became of one observation or verification, and why.
 
-    observation: _wire.Observation
+    ``spooled``: on disk, to be sent later; ``error`` says what it waits for. ``lost``: neither sent nor on disk, so the
+    log must be read again.
+    """
+
+    item: _wire.Observation | Addition
     fate: Fate
     reason: str | None = None
     stored_id: UUID | None = None
+    error: KvyieldError | None = None
+
+    @property
+    def observation(self) -> _wire.Observation:
+        """The observation that was to be delivered."""
+        assert isinstance(self.item, _wire.Observation)
+        return self.item
+
+
+@dataclass
+class Kept:
+    """What is on disk now, or could not be brought there; `send` is the next step."""
+
+    spool: Spool
+    items: list[_wire.Observation | Addition] = field(default_factory=list)
+    unspooled: dict[UUID, str] = field(default_factory=dict)
+    files: list[Path] = field(default_factory=list)
+
+    def withdraw(self) -> None:
+        """Take it off the disk again: another item holds all of it."""
+        for file in self.files:
+            self.spool.withdraw(file)
+
+    def send(self, client: Poster, *, budget_seconds: float = 60.0) -> list[Delivery]:
+        """Send what the spool holds, oldest first, for at most ``budget_seconds``; raises nothing for the service.
+
+        What could not be written to the disk is sent directly.
+        """
+        sending = _Round(client, time.monotonic() + budget_seconds)
+        stopped = sending.send(self.spool)
+        for one in self.items:
+            if key_of(one) in self.unspooled and key_of(one) not in sending.found:
+                sending.found[key_of(one)] = _direct(client, one)
+        waits = str(stopped or "another process is sending the spool")
+        return [sending.found.get(key_of(one)) or Delivery(one, "spooled", waits, error=stopped) for one in self.items]
+
+    def stopped(self, error: KvyieldError) -> list[Delivery]:
+        """What became of each when not even a connection could be made."""
+        return [
+            Delivery(one, "lost", f"{error}; {self.unspooled[key_of(one)]}", error=error)
+            if key_of(one) in self.unspooled
+            else Delivery(one, "spooled", str(error), error=error)
+            for one in self.items
+        ]
+
+    def send_by(self, connect: Connect) -> list[Delivery]:
+        """`send` over a connection that is made now; when it cannot be made, all of it waits."""
+        try:
+            with connect() as client:
+                return self.send(client)
+        except KvyieldError as error:
+            return self.stopped(error)
+
+
+def keep(observations: Sequence[_wire.Observation], spool: Spool) -> Kept:
+    """Write observations to the disk, before anything that can fail for reasons outside the log."""
+    kept = Kept(spool)
+    for one in observations:
+        named = msgspec.structs.replace(one, id=one.id or start_id(one))
+        try:
+            kept.files.append(spool.add(named))
+        except SpoolError as error:
+            kept.unspooled[key_of(named)] = str(error)
+        kept.items.append(named)
+    return kept
+
+
+def keep_verification(observation_id: UUID, verification: _wire.Verification, spool: Spool) -> Kept:
+    """Write a verification of a stored start to the disk."""
+    addition = Addition(observation_id=observation_id, verification=verification)
+    kept = Kept(spool, [addition])
+    try:
+        kept.files.append(spool.add_verification(observation_id, verification))
+    except SpoolError as error:
+        kept.unspooled[key_of(addition)] = str(error)
+    return kept
 
 
 def deliver(
@@ -43,12 +137,7 @@ def deliver(
 
     Never raises for a service that is away; a spool that cannot be written (a full disk) leads to a direct attempt.
     """
-    named = [msgspec.structs.replace(one, id=one.id or start_id(one)) for one in observations]
-    unspooled = {one.id: reason for one in named if (reason := _spool_fault(spool, one))}
-    receipts: dict[UUID | None, _wire.Receipt] = {}
-    refused, stopped = _send(spool, _budgeted(posting(client), budget_seconds, receipts))
-    direct = {one.id: _direct(client, one) for one in named if one.id in unspooled and one.id not in receipts}
-    return [_fate(one, receipts, refused, stopped, direct) for one in named]
+    return keep(observations, spool).send(client, budget_seconds=budget_seconds)
 
 
 def deliver_batch(observations: Sequence[_wire.Observation], spool: Spool, client: Poster) -> list[Delivery]:
@@ -57,8 +146,16 @@ def deliver_batch(observations: Sequence[_wire.Observation], spool: Spool, clien
     try:
         items = {item.index: item for item in client.post_observations(named)}
     except ServiceError as error:
-        return [_spooled(spool, one, str(error)) for one in named]
+        return [_spooled(spool, one, str(error), error) for one in named]
     return [_batch_fate(spool, client, one, items.get(index)) for index, one in enumerate(named)]
+
+
+def key_of(item: _wire.Observation | Addition) -> UUID:
+    """The id under which the spool keeps it."""
+    if isinstance(item, Addition):
+        return verification_id(item.observation_id, item.verification)
+    assert item.id is not None
+    return item.id
 
 
 def _spool_fault(spool: Spool, observation: _wire.Observation) -> str | None:
@@ -69,64 +166,64 @@ def _spool_fault(spool: Spool, observation: _wire.Observation) -> str | None:
     return None
 
 
-def _budgeted(
-    post: Callable[[_wire.Observation], _wire.Receipt], seconds: float, receipts: dict[UUID | None, _wire.Receipt]
-) -> Callable[[_wire.Observation], _wire.Receipt]:
-    ends = time.monotonic() + seconds
+@dataclass
+class _Round:
+    """One round of sending, which ends when its time is over; ``found`` tells what became of what, by its key."""
 
-    def posted(observation: _wire.Observation) -> _wire.Receipt:
-        if time.monotonic() > ends:
+    client: Poster
+    ends: float
+    found: dict[UUID, Delivery] = field(default_factory=dict)
+
+    def send(self, spool: Spool) -> KvyieldError | None:
+        """Returns what ended the round before all was sent."""
+        try:
+            outcome = spool.send(self.post, add=self.add)
+        except SpoolError as error:
+            return error
+        for item in outcome.refused:
+            if content := item.observation or item.addition:
+                self.found[key_of(content)] = Delivery(content, "refused", item.reason)
+        for item, fault in outcome.held:
+            if content := item.observation or item.addition:
+                self.found[key_of(content)] = Delivery(content, "spooled", str(fault), error=fault)
+        return outcome.stopped_by
+
+    def post(self, observation: _wire.Observation) -> _wire.Receipt:
+        self._check_time()
+        return self._received(observation, posting(self.client)(observation))
+
+    def add(self, addition: Addition) -> _wire.Receipt:
+        self._check_time()
+        return self._received(addition, adding(self.client)(addition))
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self.ends:
             raise DeadlineError("the spool holds more than can be sent now; the rest is left for the next time")
-        receipts[observation.id] = post(observation)
-        return receipts[observation.id]
 
-    return posted
+    def _received(self, item: _wire.Observation | Addition, receipt: _wire.Receipt) -> _wire.Receipt:
+        self.found[key_of(item)] = _received(item, receipt)
+        return receipt
 
 
-def _send(
-    spool: Spool, post: Callable[[_wire.Observation], _wire.Receipt]
-) -> tuple[dict[UUID | None, str | None], str | None]:
+def _direct(client: Poster, item: _wire.Observation | Addition) -> Delivery:
     try:
-        outcome = spool.send(post)
-    except SpoolError as error:
-        return {}, str(error)
-    refused = {item.observation.id: item.reason for item in outcome.refused if item.observation}
-    return refused, str(outcome.stopped_by) if outcome.stopped_by else None
-
-
-def _direct(client: Poster, observation: _wire.Observation) -> Delivery:
-    try:
-        receipt = post_start(client, observation)
+        receipt = adding(client)(item) if isinstance(item, Addition) else post_start(client, item)
     except RefusedError as error:
-        return Delivery(observation, "refused", str(error))
+        return Delivery(item, "refused", str(error), error=error)
     except ServiceError as error:
-        return Delivery(observation, "lost", f"{error}; and the spool could not be written")
-    return _received(observation, receipt)
+        return Delivery(item, "lost", f"{error}; and the spool could not be written", error=error)
+    return _received(item, receipt)
 
 
-def _received(observation: _wire.Observation, receipt: _wire.Receipt) -> Delivery:
-    return Delivery(observation, "stored" if receipt.created else "known", receipt.note, receipt.id)
+def _received(item: _wire.Observation | Addition, receipt: _wire.Receipt) -> Delivery:
+    return Delivery(item, "stored" if receipt.created else "known", receipt.note, receipt.id)
 
 
-def _fate(
-    one: _wire.Observation,
-    receipts: dict[UUID | None, _wire.Receipt],
-    refused: dict[UUID | None, str | None],
-    stopped: str | None,
-    direct: dict[UUID | None, Delivery],
-) -> Delivery:
-    if receipt := receipts.get(one.id):
-        return _received(one, receipt)
-    if one.id in direct:
-        return direct[one.id]
-    if one.id in refused:
-        return Delivery(one, "refused", refused[one.id])
-    return Delivery(one, "spooled", stopped or "another process is sending the spool")
-
-
-def _spooled(spool: Spool, one: _wire.Observation, reason: str) -> Delivery:
+def _spooled(spool: Spool, one: _wire.Observation, reason: str, error: KvyieldError | None = None) -> Delivery:
     fault = _spool_fault(spool, one)
-    return Delivery(one, "lost", f"{reason}; {fault}") if fault else Delivery(one, "spooled", reason)
+    if fault:
+        return Delivery(one, "lost", f"{reason}; {fault}", error=error)
+    return Delivery(one, "spooled", reason, error=error)
 
 
 def _batch_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wire.BatchItem | None) -> Delivery:
@@ -137,19 +234,20 @@ def _batch_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wir
     if item.status == CONFLICT:
         return _conflict_fate(spool, client, one, item)
     reason = _reason(item)
-    if item.status >= 500 or item.status in (408, 425, 429):
-        return _spooled(spool, one, reason)
-    return Delivery(one, "refused", reason)
+    error = error_of(item.status, item.problem or _wire.Problem(status=item.status))
+    if isinstance(error, ServiceFailedError):
+        return _spooled(spool, one, reason, error)
+    return Delivery(one, "refused", reason, error=error)
 
 
 def _conflict_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wire.BatchItem) -> Delivery:
     try:
         conflict = ConflictError(item.status, item.problem or _wire.Problem(status=item.status))
         return _received(one, after_conflict(client, one, conflict))
-    except RefusedError:
-        return Delivery(one, "refused", _reason(item))
+    except RefusedError as error:
+        return Delivery(one, "refused", _reason(item), error=error)
     except ServiceError as error:
-        return _spooled(spool, one, str(error))
+        return _spooled(spool, one, str(error), error)
 
 
 def _reason(item: _wire.BatchItem) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from kvyield._bounded import MOST_BYTES
@@ -12,6 +13,7 @@ from kvyield._errors import KvyieldError
 from kvyield.assemble import Assembled, Extras, assemble
 from kvyield.engines import Sourced, Start, read_starts
 from kvyield.modelconfig import find_model_config, name_in_config, read_model_config
+from kvyield.processes import Listener
 from kvyield.sources import Source, file_source
 
 Get = Callable[[str], tuple[int, bytes]]
@@ -19,24 +21,43 @@ Get = Callable[[str], tuple[int, bytes]]
 
 @dataclass
 class Reading:
-    """What one source held. ``unfinished`` counts starts whose log ends before the engine was ready or had failed."""
+    """What one source held. ``unfinished`` counts starts whose log ends before the engine was ready or had failed.
+
+    ``differences`` says why the engine that runs is not the log's last start; nothing of it was taken then.
+    """
 
     name: str
     starts: list[Assembled] = field(default_factory=list)
     unfinished: int = 0
     lines: int = 0
     notes: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
 
 
-def read(source: Source, extras: Extras, *, engine: str | None = None, get: Get | None = None) -> Reading:
-    """All starts of a log, oldest first. ``get`` reads the running engine's endpoints, which complete the last start.
+@dataclass(frozen=True)
+class Running:
+    """The engine that runs: ``get`` reads its endpoints, ``listener`` is its process where it runs on this host.
 
+    With ``is_forced`` it is taken for the log's last start whatever contradicts that.
+    """
+
+    get: Get
+    listener: Listener | None = None
+    port: int | None = None
+    is_local: bool = False
+    is_forced: bool = False
+
+
+def read(source: Source, extras: Extras, *, engine: str | None = None, running: Running | None = None) -> Reading:
+    """All starts of a log, oldest first; the endpoints of the engine that runs complete the last start.
+
+    Values of two starts are never mixed: endpoints that contradict the log in what tells starts apart are left out.
     Raises `SourceError` when the log cannot be read.
     """
     reading = Reading(source.name)
     starts = list(read_starts(_counted(source.lines(), reading), engine=engine, reference_time=source.written_until))
-    if get is not None:
-        starts[-1:] = _with_endpoints(get, starts[-1:], reading)
+    if running is not None:
+        starts[-1:] = _with_endpoints(running, starts[-1:], reading)
     for index, start in enumerate(starts):
         is_last = index == len(starts) - 1
         _take(reading, start, extras if is_last else replace(extras, recommendation_id=None), is_local=source.is_local)
@@ -44,11 +65,15 @@ def read(source: Source, extras: Extras, *, engine: str | None = None, get: Get 
     return reading
 
 
-def read_endpoints_only(get: Get, extras: Extras) -> Reading:
-    """The running engine's own words, without a log."""
+def read_endpoints_only(running: Running, extras: Extras) -> Reading:
+    """The running engine's own words, without a log; its process tells when it was started, and its port."""
     reading = Reading("the engine's endpoints")
-    for start in _with_endpoints(get, [], reading):
-        _take(reading, start, extras, is_local=False, source="endpoint")
+    for start in _with_endpoints(running, [], reading):
+        if running.listener is not None:
+            start.observed_at = running.listener.started_at
+            source = f"the process {running.listener.pid} of this host"
+            start.flags.setdefault("port", Sourced(running.port, source))
+        _take(reading, start, extras, is_local=running.is_local, source="endpoint")
     return reading
 
 
@@ -100,15 +125,30 @@ def completed(start: Start, extras: Extras, *, is_local: bool, source: str = "lo
     return assemble(start, whole, source=source)
 
 
-def _with_endpoints(get: Get, last: list[Start], reading: Reading) -> list[Start]:
+def _with_endpoints(running: Running, last: list[Start], reading: Reading) -> list[Start]:
     """The last start with what the endpoints add; an engine that does not answer leaves it as the log told."""
     from kvyield.engines.endpoints import read_endpoints  # only --server needs it
 
+    get = cache(running.get)
     try:
-        return [read_endpoints(get, last[0] if last else None)]
+        if last and not running.is_forced:
+            reading.differences = _differences(last[0], get, running, reading.name)
+        return last if reading.differences else [read_endpoints(get, last[0] if last else None)]
     except (KvyieldError, ValueError) as error:
         reading.notes.append(f"the engine's endpoints could not be read: {error}")
         return last
+
+
+def _differences(start: Start, get: Get, running: Running, name: str) -> list[str]:
+    from kvyield import identity
+    from kvyield.engines.endpoints import read_endpoints
+
+    try:
+        alone = read_endpoints(get)
+    except ValueError:
+        return []  # nothing tells which engine it is, so nothing contradicts
+    server = identity.of_start(alone, "the server", running.listener)
+    return identity.contradictions(identity.of_start(start, name), server)
 
 
 def _with_config(start: Start, extras: Extras) -> Extras:

@@ -1,11 +1,12 @@
-"""The disk queue: one file per observation, written before the first attempt to send it.
+"""The disk queue: one file per observation or verification, written before the first attempt to send it.
 
 ::
 
     <spool>/                         0700
         lock                         held while sending; the kernel lets go of it when a process dies
-        pending/<time>-<id>.json     0600, exactly the JSON to post; the name sorts oldest first
-        refused/<time>-<id>.json     {"reason", "refused_at", "observation"}, set aside for a person to look at
+        pending/<time>-<id>.json     0600, the observation as it is posted, or {"observation_id", "verification"};
+                                     the name sorts oldest first
+        refused/<time>-<id>.json     {"reason", "refused_at", "observation" or "addition"}, set aside for a person
 
 A file appears under its name only when its whole content is on disk: it is written under another name, flushed to the
 disk, renamed, and the directory is flushed too. A file disappears only after the service has said that it has the
@@ -23,27 +24,43 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 
 from kvyield import _wire
 from kvyield._disk import foreign, own, reason_of, sweep, write_atomically
-from kvyield._errors import NotAllowedError, RefusedError, ServiceError, SpoolError
-from kvyield._ids import start_id
+from kvyield._errors import NotAllowedError, RefusedError, ServiceError, SpoolError, is_own_fault
+from kvyield._ids import start_id, verification_id
 
 LONGEST_FILE_BYTES = 16 * 2**20
+MOST_HELD = 3
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, SpoolError)
+
+
+class Addition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A verification of a start that the service has, by the id under which it has it."""
+
+    observation_id: UUID
+    verification: _wire.Verification
+
+
 Post = Callable[[_wire.Observation], _wire.Receipt]
+Add = Callable[[Addition], _wire.Receipt]
 
 
 @dataclass(frozen=True)
 class Item:
-    """One observation in the queue. ``reason`` is set when the service refused it or its file is damaged."""
+    """One observation or verification in the queue; neither when its file is damaged.
+
+    ``reason`` is set when the service refused it, or its file is damaged.
+    """
 
     path: Path
     spooled_at: datetime
     observation: _wire.Observation | None
     reason: str | None = None
+    addition: Addition | None = None
 
     @property
     def name(self) -> str:
@@ -53,10 +70,15 @@ class Item:
 
 @dataclass
 class Outcome:
-    """What became of one round of sending."""
+    """What became of one round of sending.
+
+    ``held`` holds what the service failed on (500) while it answers others: it waits, and does not hold up the rest.
+    After three such the round ends.
+    """
 
     sent: list[_wire.Receipt] = field(default_factory=list)
     refused: list[Item] = field(default_factory=list)
+    held: list[tuple[Item, ServiceError]] = field(default_factory=list)
     pending: int = 0
     stopped_by: ServiceError | None = None
 
@@ -85,6 +107,25 @@ class Spool:
         self._by_id[str(whole.id)] = path
         return path
 
+    def add_verification(self, observation_id: UUID, verification: _wire.Verification) -> Path:
+        """Put a verification of a stored start on disk and return its file; see `add`."""
+        key = verification_id(observation_id, verification)
+        waiting = self._known(str(key))
+        if waiting is not None and waiting.exists():
+            return waiting
+        content = msgspec.json.encode(Addition(observation_id=observation_id, verification=verification))
+        path = self._write(self._pending / f"{time.time_ns():020d}-{key}.json", content)
+        self._by_id[str(key)] = path
+        return path
+
+    def withdraw(self, path: Path) -> None:
+        """Delete a file that waits, when another one holds all that it does."""
+        _unlink(path)
+
+    def has(self, observation_id: UUID) -> bool:
+        """Whether an observation of this id waits to be sent."""
+        return any(_id_of(path) == str(observation_id) for path in _files(self._pending))
+
     def _known(self, observation_id: str) -> Path | None:
         """The file that waits under this id; the folder is listed once, since listing it for each would be slow."""
         if not self._is_listed:
@@ -100,25 +141,27 @@ class Spool:
         return waiting + [_read_refused(path) for path in _files(self._refused)]
 
     def pending_count(self) -> int:
-        """How many observations wait to be sent."""
+        """How many items wait to be sent."""
         return len(_files(self._pending))
 
     def send(
         self,
         post: Post,
         *,
+        add: Add | None = None,
         wait_seconds: float = 10.0,
         report: Callable[[Outcome], None] = lambda _: None,
     ) -> Outcome:
         """Send what waits, oldest first, until none is left or the service cannot be had.
 
-        One process sends at a time; the others wait ``wait_seconds`` for their turn, then leave it to the first.
+        Without ``add`` verifications wait. One process sends at a time; the others wait ``wait_seconds`` for their
+        turn, then leave it to the first.
         """
         outcome = Outcome()
         seen: set[Path] = set()
         with self._locked(wait_seconds) as has_turn:
             while has_turn and (paths := [path for path in _files(self._pending) if path not in seen]):
-                if not all(self._send_one(path, post, outcome, report) for path in paths):
+                if not all(self._send_one(path, (post, add), outcome, report) for path in paths):
                     break
                 seen.update(paths)
         outcome.pending = self.pending_count()
@@ -149,17 +192,27 @@ class Spool:
         for item in map(_read_refused, _files(self._refused)):
             if item.observation is not None:
                 self.add(item.observation)
-                _unlink(item.path)
-                moved += 1
+            elif item.addition is not None:
+                self.add_verification(item.addition.observation_id, item.addition.verification)
+            else:
+                continue
+            _unlink(item.path)
+            moved += 1
         return moved
 
-    def _send_one(self, path: Path, post: Post, outcome: Outcome, report: Callable[[Outcome], None]) -> bool:
+    def _send_one(
+        self, path: Path, ways: tuple[Post, Add | None], outcome: Outcome, report: Callable[[Outcome], None]
+    ) -> bool:
         """Whether to go on with the next one."""
-        item = _read(path)
+        item, (post, add) = _read(path), ways
         try:
             if item.observation is not None:
                 outcome.sent.append(post(item.observation))
                 _unlink(path)
+            elif item.addition is not None:
+                if add is not None:
+                    outcome.sent.append(add(item.addition))
+                    _unlink(path)
             elif os.path.lexists(path):
                 outcome.refused.append(self._set_aside_damaged(item))
         except NotAllowedError as error:
@@ -167,13 +220,16 @@ class Spool:
         except RefusedError as error:
             outcome.refused.append(self._set_aside(item, str(error)))
         except ServiceError as error:
-            outcome.stopped_by = error
+            outcome.held += [(item, error)] if is_own_fault(error) else []
+            if not is_own_fault(error) or len(outcome.held) == MOST_HELD:
+                outcome.stopped_by = error
         report(outcome)
         return outcome.stopped_by is None
 
     def _set_aside(self, item: Item, reason: str) -> Item:
         now = datetime.now(timezone.utc)
-        content = msgspec.json.encode({"reason": reason, "refused_at": now, "observation": item.observation})
+        whole = {"observation": item.observation} if item.addition is None else {"addition": item.addition}
+        content = msgspec.json.encode({"reason": reason, "refused_at": now, **whole})
         try:
             path = self._write(self._refused / item.path.name, content)
         except SpoolError:
@@ -182,7 +238,7 @@ class Spool:
             if older != path and _id_of(older) == _id_of(path):
                 _unlink(older)
         _unlink(item.path)
-        return Item(path, item.spooled_at, item.observation, reason)
+        return Item(path, item.spooled_at, item.observation, reason, item.addition)
 
     def _set_aside_damaged(self, item: Item) -> Item:
         path = self._refused / item.path.name
@@ -282,7 +338,10 @@ def _bytes(path: Path) -> bytes:
 
 def _read(path: Path) -> Item:
     try:
-        observation = msgspec.json.decode(_bytes(path), type=_wire.Observation)
+        content = _bytes(path)
+        with contextlib.suppress(msgspec.ValidationError):
+            return Item(path, _spooled_at(path), None, addition=msgspec.json.decode(content, type=Addition))
+        observation = msgspec.json.decode(content, type=_wire.Observation)
     except _UNREADABLE as error:
         return Item(path, _spooled_at(path), None, f"the file is damaged: {error}")
     return Item(path, _spooled_at(path), observation)
@@ -294,12 +353,13 @@ def _read_refused(path: Path) -> Item:
     except _UNREADABLE as error:
         bare = _read(path)
         return Item(path, bare.spooled_at, bare.observation, f"set aside without a reason, or damaged: {error}")
-    return Item(path, _spooled_at(path), content.observation, content.reason)
+    return Item(path, _spooled_at(path), content.observation, content.reason, content.addition)
 
 
 class _Refused(msgspec.Struct):
     reason: str
     observation: _wire.Observation | None = None
+    addition: Addition | None = None
 
 
 def _spooled_at(path: Path) -> datetime:

@@ -94,10 +94,24 @@ def test_verify_as_json_is_what_would_be_posted(engine: Standin) -> None:
 
 def test_a_verification_that_fails_has_exit_code_1_and_says_why(engine: Standin) -> None:
     """The reason is one line, and the table says FAILED."""
-    engine.set_faults(wrong_answer=True)
+    engine.set_faults(cached_tokens=15_000)
     result = run("verify", engine)
     assert (result.exit_code, "FAILED" in result.stdout) == (1, True)
-    assert "wrong answer" in result.stderr
+    assert "came from the prefix cache" in result.stderr
+
+
+def test_a_wrong_answer_has_exit_code_1_and_its_memory_counts(engine: Standin, client: Client) -> None:
+    """The prompt passed, with its memory, and the answer is recorded as wrong; unchecked it is no failure."""
+    engine.set_faults(wrong_answer=True)
+    before = ids(client)
+    result = run("report", engine, "--log", engine.log_path, *FACTS)
+    assert (result.exit_code, "wrong answer" in result.stderr) == (1, True)
+    (added,) = ids(client) - before
+    [check] = client.observation(added).verifications
+    assert (check.passed, check.answer, check.error) == (True, "wrong", None)
+    assert 0 < (check.lowest_free_gib or 0) < (check.free_before_gib or 0)
+    assert run("verify", engine, "--observation", added, "--no-answer-check").exit_code == 0
+    assert [check.answer for check in client.observation(added).verifications] == ["wrong", "not_checked"]
 
 
 def test_verify_with_the_log_tells_a_run_time_oom(engine: Standin) -> None:
@@ -137,8 +151,8 @@ def test_report_posts_a_start_that_died_as_what_it_became(client: Client) -> Non
     with standin.start(faults=Faults(oom_at_tokens=10_000)) as dying:
         result = run("report", dying, "--log", dying.log_path, *FACTS)
     assert result.exit_code == 1, result.output
-    (added,) = ids(client) - before
-    row = client.observation(added)
+    rows = [client.observation(one) for one in ids(client) - before]
+    [row] = [one for one in rows if one.outcome == "oom_runtime"]
     assert (row.outcome, row.measurements.pool_tokens) == ("oom_runtime", 218_484)
     assert row.failure is not None
     assert (row.failure.phase, row.failure.prompt_tokens) == ("serving", 20_000)
@@ -152,7 +166,7 @@ def test_report_without_the_service_keeps_all_in_the_spool(
     monkeypatch.setenv("KVYIELD_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("KVYIELD_SPOOL", str(tmp_path / "spool"))
     result = run("report", engine, "--log", engine.log_path, *FACTS)
-    assert (result.exit_code, "spooled" in result.stderr) == (0, True)
+    assert (result.exit_code, "waits in the spool" in result.stderr) == (0, True)
     (waiting,) = Spool(tmp_path / "spool").items()
     assert waiting.observation is not None
     assert [check.passed for check in waiting.observation.verifications] == [True]

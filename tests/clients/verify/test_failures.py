@@ -15,14 +15,21 @@ from standin import Faults, Standin
 from .conftest import Verify
 
 
-def test_a_wrong_answer_does_not_pass_and_says_what_came(run: Verify, sglang: Standin) -> None:
-    """The start survives a wrong answer, so the outcome is left alone."""
+def test_a_wrong_answer_is_a_result_of_its_own(run: Verify, sglang: Standin) -> None:
+    """The prompt was served whole, so it passed and its memory counts; that the answer was wrong stands beside it."""
     sglang.set_faults(wrong_answer=True)
     report = run(sglang, 5_000)
     found = report.results[0].verification
-    assert (report.passed, report.outcome, found.answer_received) == (False, None, "I do not know.")
-    assert "wrong answer: 'I do not know.'" in (found.error or "")
+    assert (report.passed, report.answered, report.outcome) == (True, False, None)
+    assert (found.passed, found.answer, found.answer_received, found.error) == (True, "wrong", "I do not know.", None)
+    assert any("wrong answer: 'I do not know.' instead of" in note for note in report.notes)
     assert found.lowest_free_gib is not None
+    unchecked = run(sglang, 5_000, check_answer=False)
+    assert (unchecked.passed, unchecked.answered, unchecked.results[0].verification.answer) == (
+        True,
+        True,
+        "not_checked",
+    )
 
 
 def test_tokens_from_the_prefix_cache_spoil_the_proof(run: Verify, sglang: Standin) -> None:
@@ -87,14 +94,12 @@ def test_an_answer_that_stops_midway_is_bounded_too(run: Verify) -> None:
     assert (found.passed, "timed out" in (found.error or "")) == (False, True)
 
 
-def test_the_engines_own_length_refusal_is_passed_on(run: Verify, sglang: Standin) -> None:
-    """A limit that the server did not tell beforehand comes back in its own words, and it lives on."""
+def test_what_the_engine_did_not_take_is_no_verification(run: Verify, sglang: Standin) -> None:
+    """A limit that the server did not tell beforehand comes back in its own words; nothing was served or measured."""
     sglang.set_faults(refuse_over_tokens=20_000)
     report = run(sglang, 30_000)
-    error = report.results[0].verification.error or ""
-    assert report.outcome is None
-    assert "exceeds the maximum allowed length (20000 tokens)" in error
-    assert 29_850 <= report.results[0].verification.prompt_tokens <= 30_000
+    assert (report.outcome, report.results, report.passed) == (None, (), False)
+    assert "exceeds the maximum allowed length (20000 tokens)" in (report.refusal or "")
 
 
 def test_an_error_of_a_living_server_leaves_the_outcome_alone(run: Verify, sglang: Standin) -> None:
@@ -102,38 +107,45 @@ def test_an_error_of_a_living_server_leaves_the_outcome_alone(run: Verify, sglan
     sglang.set_faults(error_status=500)
     report = run(sglang, 5_000)
     assert (report.passed, report.outcome) == (False, None)
-    assert "the server still answers" in (report.results[0].verification.error or "")
+    found = report.results[0].verification
+    assert "the warm-up prompt: " in (found.error or "")
+    assert "the server still answers" in (found.error or "")
+    assert found.prompt_tokens < 2_100, "a failed warm-up is not blamed on the prompt that was never sent"
 
 
 def test_a_huge_body_is_not_read_to_its_end(run: Verify, sglang: Standin) -> None:
     """An endless answer to a question about the server ends the verification, not the host's memory."""
     sglang.set_faults(huge_body_mib=80)
     report = run(sglang, 5_000)
-    assert "larger than 64 MiB" in (report.results[0].verification.error or "")
+    assert "larger than 64 MiB" in (report.refusal or "")
 
 
 def test_one_failure_among_several_prompts_fails_them_all(run: Verify, sglang: Standin) -> None:
     """The error says how many of the prompts failed."""
-    sglang.set_faults(wrong_answer=True)
+    sglang.set_faults(cached_tokens=2_000)
     error = run(sglang, 3_000, concurrent=3).results[0].verification.error or ""
-    assert error.startswith("3 of 3 prompts failed; the first: wrong answer")
+    assert error.startswith("3 of 3 prompts failed; the first: 2,000 of")
+    sglang.set_faults(wrong_answer=True)
+    notes = run(sglang, 3_000, concurrent=3).notes
+    assert any(note.startswith("3 of 3 prompts were answered wrong; the first: wrong answer") for note in notes)
 
 
-def test_no_server_is_a_failed_verification(run: Verify) -> None:
-    """An address where nothing listens is reported like any other failure, with no server found."""
+def test_no_server_is_no_verification(run: Verify) -> None:
+    """Where nothing listens nothing was sent: no result, no server, and the reason."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with open_engine(address) as http:
         report = verify(http, Order(5_000))
-    assert (report.server, report.passed, report.results[0].verification.prompt_tokens) == (None, False, 5_000)
+    assert (report.server, report.passed, report.results) == (None, False, ())
+    assert report.refusal
 
 
 def test_a_server_that_is_no_engine_says_so(run: Verify, sglang: Standin) -> None:
     """An address that lists no model is not verified."""
     with open_engine(f"{sglang.url}/somewhere/else") as http:
         report = verify(http, Order(5_000))
-    assert "is this an engine?" in (report.results[0].verification.error or "")
+    assert "is this an engine?" in (report.refusal or "")
 
 
 @pytest.mark.parametrize(

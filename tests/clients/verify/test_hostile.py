@@ -91,6 +91,6 @@ def test_whatever_a_server_answers_a_verification_is_reported(url: str, seed: in
     Hostile.rng = random.Random(seed)
     with open_engine(url) as http:
         report = verify(http, Order(1_000, timeout_seconds=2, grace_seconds=0, seed=seed))
-    assert report.results
+    assert report.results or report.refusal
     assert all(result.verification.prompt_tokens >= 0 for result in report.results)
-    assert report.passed or report.results[-1].verification.error
+    assert report.passed or report.refusal or report.results[-1].verification.error

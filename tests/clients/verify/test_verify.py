@@ -26,7 +26,7 @@ def test_a_verification_reports_all_that_the_wire_has(run: Verify, sglang: Stand
     assert found.free_before_gib == pytest.approx(ready, abs=1e-3)
     assert found.lowest_free_gib is not None
     assert ready - 1.3 <= found.lowest_free_gib <= ready - 1.0
-    assert (report.passed, report.outcome) == (True, None)
+    assert (report.passed, report.answered, report.outcome, found.answer) == (True, True, None, "right")
 
 
 def test_the_longest_prompt_that_sglang_takes_passes(run: Verify) -> None:
@@ -40,16 +40,16 @@ def test_a_longer_prompt_than_the_server_takes_is_not_sent_and_explained(run: Ve
     """One token more is refused beforehand, in words that say which of the two limits binds."""
     before = sglang.counts()["prompts"]
     report = run(sglang, 199_994)
-    error = report.results[0].verification.error or ""
+    error = report.refusal or ""
     assert "199,993 tokens: min(context length 200,000, pool 218,484) - 7" in error
     assert "--context-length is at least 200,001" in error
-    assert (report.passed, report.outcome, sglang.counts()["prompts"]) == (False, None, before)
+    assert (report.passed, report.results, report.outcome, sglang.counts()["prompts"]) == (False, (), None, before)
 
 
 def test_a_pool_that_is_too_small_is_named_as_the_limit(run: Verify) -> None:
     """Where the pool binds, a longer context length is said not to help."""
     with standin.start(fraction=0.85, max_running_requests=64) as engine:
-        error = run(engine, 180_000).results[0].verification.error or ""
+        error = run(engine, 180_000).refusal or ""
     assert "the longest prompt that this server takes is 101,127 tokens" in error
     assert "the pool (a larger fraction; --context-length does not grow it) is at least 180,007" in error
 
@@ -57,17 +57,30 @@ def test_a_pool_that_is_too_small_is_named_as_the_limit(run: Verify) -> None:
 def test_both_limits_are_named_when_both_bind(run: Verify) -> None:
     """A target above pool and context length needs both."""
     with standin.start(fraction=0.85, context_length=50_000) as engine:
-        error = run(engine, 180_000).results[0].verification.error or ""
+        error = run(engine, 180_000).refusal or ""
     assert "both the pool" in error
     assert "--context-length are at least 180,007" in error
 
 
 def test_a_ramp_goes_up_to_the_target(run: Verify, sglang: Standin) -> None:
-    """Each length is one verification, and what is free before the first is read before anything is sent."""
-    ready = min(sglang.read())
+    """Each length is one verification, and the ramp's own steps tell the pace of the next."""
+    before = sglang.counts()["prompts"]
     results = run(sglang, 80_000, ramp=True).results
     assert [result.verification.prompt_tokens for result in results] == [32_768, 65_536, 80_000]
-    assert results[0].verification.free_before_gib == pytest.approx(ready, abs=1e-3)
+    assert sglang.counts()["prompts"] - before <= 7
+
+
+def test_free_memory_before_a_prompt_is_read_after_the_flush(run: Verify) -> None:
+    """What earlier prompts left in the allocator is given back by the flush: each begins at what was free at ready."""
+    with standin.start() as engine:
+        ready = min(engine.read())
+        for _ in range(2):
+            found = run(engine, 60_000).results[0].verification
+            assert found.free_before_gib == pytest.approx(ready, abs=1e-3)
+    with standin.start("vllm", fraction=0.95, context_length=100_000, faults=standin.Faults(no_flush=True)) as engine:
+        ready = min(engine.read())
+        found = run(engine, 60_000).results[0].verification
+        assert found.free_before_gib == pytest.approx(ready, abs=1e-3), "vLLM keeps what the warm-up took"
 
 
 def test_prompts_sent_at_once_are_one_verification(run: Verify) -> None:
@@ -105,7 +118,7 @@ def test_vllm_without_developer_mode_is_verified_and_noted(run: Verify, vllm: St
 
 def test_vllms_longest_prompt_leaves_one_token_for_the_answer(run: Verify, vllm: Standin) -> None:
     """A prompt as long as the context length is refused with vLLM's own flag."""
-    error = run(vllm, 100_000).results[0].verification.error or ""
+    error = run(vllm, 100_000).refusal or ""
     assert "99,999 tokens" in error
     assert "--max-model-len" in error
 
@@ -141,7 +154,7 @@ def test_an_api_key_is_sent(run: Verify) -> None:
     with standin.start(api_key="k-1") as engine:
         assert run(engine, 5_000).passed
         engine.config.api_key = None
-        assert "API key" in (run(engine, 5_000).results[0].verification.error or "")
+        assert "API key" in (run(engine, 5_000).refusal or "")
 
 
 def test_tokens_that_the_server_counts_otherwise_are_corrected_once(run: Verify, sglang: Standin) -> None:
@@ -151,14 +164,14 @@ def test_tokens_that_the_server_counts_otherwise_are_corrected_once(run: Verify,
     report = run(sglang, 40_000)
     assert abs(report.results[0].verification.prompt_tokens - 40_000) <= 200
     assert any("corrected and sent once more" in note for note in report.notes)
-    assert sglang.counts()["prompts"] - before == 3
+    assert sglang.counts()["prompts"] - before == 5, "warm-up, two for the pace, the prompt and its correction"
 
 
 def test_a_server_without_tokenize_is_counted_by_its_usage(run: Verify, sglang: Standin) -> None:
-    """Two short prompts are enough for 0.5 %; the long one is sent once."""
+    """Two short prompts before those for the pace are enough for 0.5 %; the long one is sent once."""
     sglang.set_faults(no_tokenize=True)
     before = sglang.counts()["prompts"]
-    report = run(sglang, 60_000)
+    report = run(sglang, 60_000, pace=((20_000, 0.04),))
     assert abs(report.results[0].verification.prompt_tokens - 60_000) <= 300
     assert sglang.counts()["prompts"] - before == 3
 
@@ -173,13 +186,42 @@ def test_the_time_is_said_before_the_long_prompt_is_sent(run: Verify) -> None:
     assert "30,000 tokens, about" in sending.text
 
 
+@pytest.mark.parametrize(("tokens", "concurrent"), [(60_000, 1), (30_000, 3)])
+def test_a_cold_server_does_not_spoil_the_estimate(run: Verify, tokens: int, concurrent: int) -> None:
+    """A first prompt that compiles kernels is discarded, attention's square is seen, and prompts at once add up."""
+    heard: list[Progress] = []
+    cold = {"first_prompt_seconds": 3.0, "prefill_tokens_per_second": 60_000, "prefill_seconds_per_square": 3e-10}
+    with standin.start(**cold, prompts_at_once=False) as engine:
+        report = run(engine, tokens, heard=heard, concurrent=concurrent)
+    (sending,) = [step for step in heard if step.stage == "sending"]
+    elapsed = report.results[0].verification.elapsed_seconds or 0.0
+    assert elapsed / 2 <= (sending.seconds or 0.0) <= 2 * elapsed
+
+
 def test_the_cache_is_flushed_once_other_requests_have_ended(run: Verify, sglang: Standin) -> None:
     """A flush that is refused because of pending requests is tried again."""
     sglang.set_faults(flush_busy=2)
     flushes, began = sglang.counts()["flushes"], time.monotonic()
-    assert run(sglang, 5_000).notes == ()
+    heard: list[Progress] = []
+    assert run(sglang, 5_000, heard=heard).notes == ()
     assert sglang.counts()["flushes"] == flushes + 1
     assert time.monotonic() - began < 5
+    (waiting,) = [step.text for step in heard if step.stage == "waiting"]
+    assert waiting == "other requests are running: waiting up to 30 s for them to end"
+
+
+def test_a_wait_for_other_requests_is_bounded(run: Verify, sglang: Standin) -> None:
+    """Requests that never end do not hold the verification for longer than the bound that was said."""
+    sglang.set_faults(flush_busy=10_000)
+    notes = run(sglang, 5_000, flush_seconds=0.5).notes
+    assert any("after 0 s of waiting for other requests" in note or "waiting for other" in note for note in notes)
+
+
+def test_pace_of_stored_verifications_is_not_measured_again(run: Verify, sglang: Standin) -> None:
+    """Times that are known of this start spare the prompts that would tell them; the warm-up is still sent."""
+    before = sglang.counts()["prompts"]
+    assert run(sglang, 60_000, pace=((32_768, 0.07),)).passed
+    assert sglang.counts()["prompts"] - before == 2
 
 
 def test_memory_is_sampled_all_through_the_prompt(run: Verify) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from kvyield.sources import Source
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+ANSWER_SECONDS = 10.0
 ENGINES = ("sglang", "vllm", "tensorrt-llm", "lmdeploy")
 _COUNT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([km]?)")
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
@@ -42,12 +44,30 @@ def token_count(smallest: int) -> Callable[[str], int]:
 
 
 def service_options(function: Function) -> Function:
-    """``--url`` and ``--token``."""
-    options = [
+    """``--url``, ``--token`` and ``--timeout``."""
+    return _all([*_service(), _timeout("--timeout", "--service-timeout")], function)
+
+
+def service_options_beside(function: Function) -> Function:
+    """The same for commands whose ``--timeout`` is a prompt's."""
+    return _all([*_service(), _timeout("--service-timeout")], function)
+
+
+def _service() -> list[Callable[[Any], Any]]:
+    return [
         click.option("--url", help="The service.  [default: KVYIELD_URL, config file, http://127.0.0.1:8321]"),
         click.option("--token", help="Its token; KVYIELD_TOKEN is better, since other users can see options."),
     ]
-    return _all(options, function)
+
+
+def _timeout(*names: str) -> Callable[[Any], Any]:
+    told = "Seconds for the service to answer, retries included.  [default: 10]"
+    return click.option(*names, "service_timeout", type=click.FloatRange(0, min_open=True), help=told)
+
+
+def no_gpu_option(told: str) -> Callable[[Any], Any]:
+    """``--no-gpu``, with the name that it had before."""
+    return click.option("--no-gpu", "--no-card", "no_card", is_flag=True, help=told)
 
 
 def source_options(function: Function) -> Function:
@@ -89,17 +109,22 @@ def fact_options(function: Function) -> Function:
     return _all(options, function)
 
 
-def settings_of(url: str | None, token: str | None) -> Settings:
+def settings_of(given: Mapping[str, Any]) -> Settings:
     """Settings with the command line on top."""
-    return load_settings(url=url, token=token)
+    return load_settings(url=given.get("url"), token=given.get("token"), timeout_seconds=given.get("service_timeout"))
 
 
-def client_of(settings: Settings, *, total_seconds: float = 30.0) -> Client:
-    """A client for the service; importing it is what costs time, so commands do it late."""
+def client_of(settings: Settings, *, total_seconds: float = ANSWER_SECONDS, is_one_question: bool = False) -> Client:
+    """A client for the service, whose answers are waited for so long; a whole question takes no longer either.
+
+    Importing it is what costs time, so commands do it late.
+    """
     from kvyield._client import Client
     from kvyield._transfer import Limits
 
-    limits = Limits(total_seconds=total_seconds, read_seconds=total_seconds / 2)
+    seconds = settings.timeout_seconds or total_seconds
+    until = time.monotonic() + seconds if is_one_question else None
+    limits = Limits(total_seconds=seconds, read_seconds=seconds, until=until)
     return Client(settings.url, settings.token, limits=limits)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from kvyield._errors import KvyieldError, RefusedError, ServiceError
+from kvyield._errors import KvyieldError, RefusedError, ServiceError, is_own_fault
 
 DONE = 0
 FAILED = 1
@@ -83,10 +83,10 @@ def _reader_gone() -> int:
 
 
 def exit_code(error: KvyieldError) -> int:
-    """3 when the service refused, 4 when it could not be had, 1 for all else."""
+    """3 when the service refused, 4 when it could not be had, 1 for all else, also when the service failed (500)."""
     if isinstance(error, RefusedError):
         return REFUSED
-    return UNREACHABLE if isinstance(error, ServiceError) else FAILED
+    return UNREACHABLE if isinstance(error, ServiceError) and not is_own_fault(error) else FAILED
 
 
 def say(text: str) -> None:

@@ -1,4 +1,4 @@
-"""What ``verify`` and ``report`` share: options, the engine's cards and log, progress, and the table of results."""
+"""What ``verify`` and ``report`` share: options, the engine with its GPUs and log, progress, and the results."""
 
 from __future__ import annotations
 
@@ -6,27 +6,36 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
 import click
 
-from kvyield._errors import KvyieldError
+from kvyield._errors import KvyieldError, ServiceError
 from kvyield.cli._options import chosen_source, token_count
-from kvyield.cli._run import say
+from kvyield.cli._run import DONE, FAILED, say
 from kvyield.cli._tables import gib, table, tokens
 
 if TYPE_CHECKING:
-    from kvyield._engine_http import EngineHttp
-    from kvyield.gpu import FreeReader
-    from kvyield.verify import Order, Progress, Report
+    from kvyield import _wire
+    from kvyield._client import Client
+    from kvyield.gpu import Card, FreeReader
+    from kvyield.verify import OnResult, Order, Progress, Report, Server
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 LAST_LINES = 400
 SMALLEST_PROMPT_TOKENS = 256
+PACE_STARTS = 50
+PACE_FLAGS = (
+    *("tp_size", "pp_size", "dp_size", "chunked_prefill_size", "attention_backend", "quantization", "dtype"),
+    *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "max_num_batched_tokens", "tp", "dp"),
+    *("kv_cache_dtype", "enforce_eager", "disable_cuda_graph"),
+)
+"""Flags that change how long a prompt takes."""
 
 
 def verification_options(function: Function) -> Function:
@@ -46,17 +55,23 @@ def verification_options(function: Function) -> Function:
         click.option("--concurrent", type=click.IntRange(1, 1024), default=1, help="Prompts sent at the same time."),
         click.option("--ramp", is_flag=True, help="Shorter prompts first: 32k, 64k, ... up to the target."),
         click.option("--completion-tokens", type=click.IntRange(1), default=16, show_default=True),
+        click.option(
+            "--no-answer-check",
+            is_flag=True,
+            help="Do not check the answer: for a model that cannot give it. Recorded as not_checked.",
+        ),
         click.option("--timeout", type=click.FloatRange(1), help="Seconds for one prompt.  [default: by the estimate]"),
         click.option("--route", type=click.Choice(("generate", "completions", "chat")), help="How to send prompts."),
         click.option("--seed", type=click.IntRange(0), help="Makes the same prompts again."),
+        click.option("--force", is_flag=True, help="Send the prompt though this is not the start that is meant."),
     ]
     for option in reversed(options):
         function = option(function)
     return function
 
 
-def order_of(given: Mapping[str, Any]) -> Order:
-    """The order that the options make."""
+def order_of(given: Mapping[str, Any], pace: Iterable[tuple[int, float]] = ()) -> Order:
+    """The order that the options make; ``pace`` is what earlier prompts of this start took."""
     from kvyield.verify import Order
 
     return Order(
@@ -64,29 +79,104 @@ def order_of(given: Mapping[str, Any]) -> Order:
         concurrent=given["concurrent"],
         ramp=given["ramp"],
         completion_tokens=given["completion_tokens"],
+        check_answer=not given["no_answer_check"],
         timeout_seconds=given["timeout"],
         model=given["served_model"],
         route=given["route"],
         seed=given["seed"],
+        pace=tuple(pace),
     )
 
 
-def carry_out(given: Mapping[str, Any], reader: FreeReader | None) -> Report:
-    """Sends the prompts, telling on standard error what happens. ``reader`` replaces this host's cards."""
-    from kvyield._engine_http import open_engine
-    from kvyield.verify import verify
+class Session:
+    """A running engine that was found and may be verified. Use it as a context manager."""
 
-    last_words = log_since_now(given)
-    with (
-        open_engine(given["server"], given["server_key"]) as http,
-        _memory(given, http, reader) as memory,
-        _Teller() as teller,
-    ):
-        return verify(http, order_of(given), reader=memory, progress=teller.hear, last_words=last_words)
+    def __init__(self, given: Mapping[str, Any], reader: FreeReader | None) -> None:
+        """``reader`` replaces this host's GPUs."""
+        self._given = given
+        self._reader = reader
+        self._stack = contextlib.ExitStack()
+        self.server: Server | None = None
+        self.gpus: Sequence[Card] = ()
+        self.refusal: str | None = None
+
+    def __enter__(self) -> Session:
+        """Finds the engine and its GPUs. Why the prompt cannot be sent is in ``refusal``; nothing is raised for it."""
+        from kvyield._engine_http import EngineError, open_engine
+        from kvyield.verify import find_server
+
+        self._last_words = log_since_now(self._given)
+        self._http = self._stack.enter_context(open_engine(self._given["server"], self._given["server_key"]))
+        try:
+            self.server = find_server(self._http, self._given["served_model"])
+            self.refusal = self.server.refusal(self._given["prompt_tokens"])
+        except EngineError as error:
+            self.refusal = f"no engine could be asked at {self._given['server']}: {error}"
+        if self.refusal is None:
+            self._find_memory()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def verify(self, pace: Iterable[tuple[int, float]], keep: OnResult) -> Report:
+        """Sends the prompts, telling on standard error what happens; ``keep`` is told of each result at once."""
+        from kvyield.verify import verify
+
+        assert self.server is not None
+        with _Teller() as teller:
+            return verify(
+                self._http,
+                order_of(self._given, pace),
+                server=self.server,
+                reader=self._reader,
+                progress=teller.hear,
+                keep=keep,
+                last_words=self._last_words,
+            )
+
+    def _find_memory(self) -> None:
+        """The server's GPUs. Without any, or with the server on another host, nothing is sampled, and that is said."""
+        from kvyield.gpu import cards, open_reader
+        from kvyield.verify import engine_cards, is_on_this_host
+
+        if self._reader is not None or self._given.get("no_card"):
+            return
+        try:
+            if not is_on_this_host(self._given["server"]):
+                raise KvyieldError("the server is on another host; run this there")
+            self.gpus = engine_cards(cards(), self.server)
+            self._reader = self._stack.enter_context(open_reader(self.gpus))
+        except KvyieldError as error:
+            say(f"kvyield: GPU memory is not sampled: {error}")
+
+
+def exit_code_of(report: Report) -> int:
+    """0 when all was served and no answer was wrong."""
+    return DONE if report.passed and report.answered else FAILED
+
+
+def pace_of(client: Client, observation_id: UUID) -> Iterator[tuple[int, float]]:
+    """What prompts took by the ledger, as tokens and seconds of one alone: this start's, and those of starts like it.
+
+    A service that does not tell leaves it to prompts of its own.
+    """
+    with contextlib.suppress(ServiceError):
+        own = client.observation(observation_id)
+        page = client.observations_page(pair_id=own.pair_id, engine=own.engine.name, page_size=PACE_STARTS)
+        for start in (own, *(one for one in page.items if one.id != own.id)):
+            if start.retracted_at is None and all(start.flags.get(name) == own.flags.get(name) for name in PACE_FLAGS):
+                yield from filter(None, map(_pace, start.verifications))
+
+
+def _pace(one: _wire.Verification) -> tuple[int, float] | None:
+    """Chunks of prompts that come at once are worked on one after the other."""
+    seconds = one.time_to_first_token_seconds
+    return (one.prompt_tokens, seconds / (one.concurrent or 1)) if one.passed and seconds else None
 
 
 def show_report(report: Report) -> None:
-    """A row a verification, then what failed."""
+    """A row per verification, then what failed."""
     counted = (">prompt tokens", ">at once", ">cached", ">seconds", ">first token, s")
     headings = (*counted, ">free before, GiB", ">lowest free, GiB", "answer", "")
     rows = []
@@ -94,11 +184,15 @@ def show_report(report: Report) -> None:
         times = (_seconds(found.elapsed_seconds), _seconds(found.time_to_first_token_seconds))
         memory = (gib(found.free_before_gib), gib(found.lowest_free_gib))
         counts = (tokens(found.prompt_tokens), found.concurrent or 1, tokens(found.cached_tokens))
-        rows.append((*counts, *times, *memory, found.answer_received or "-", "passed" if found.passed else "FAILED"))
-    table(headings, rows)
+        answer = (found.answer or "-").replace("_", " ")
+        rows.append((*counts, *times, *memory, answer, "passed" if found.passed else "FAILED"))
+    if rows:
+        table(headings, rows)
     for result in report.results:
         if result.verification.error:
             say(f"kvyield: {result.verification.error}")
+    if report.refusal:
+        say(f"kvyield: not verified: {report.refusal}")
 
 
 def log_since_now(given: Mapping[str, Any]) -> Callable[[], str]:
@@ -134,26 +228,6 @@ def _newest(given: Mapping[str, Any]) -> str:
         return ""
 
 
-@contextlib.contextmanager
-def _memory(given: Mapping[str, Any], http: EngineHttp, reader: FreeReader | None) -> Iterator[FreeReader | None]:
-    """The server's cards. Without any, or with the server on another host, nothing is sampled, and that is said."""
-    from kvyield.gpu import cards, open_reader
-    from kvyield.verify import engine_cards, find_server, is_on_this_host
-
-    if reader is not None or given.get("no_card"):
-        yield reader
-        return
-    with contextlib.ExitStack() as stack:
-        found = None
-        try:
-            if not is_on_this_host(given["server"]):
-                raise KvyieldError("the server is on another host; run this there")
-            found = stack.enter_context(open_reader(engine_cards(cards(), find_server(http))))
-        except KvyieldError as error:
-            say(f"kvyield: GPU memory is not sampled: {error}")
-        yield found
-
-
 class _Teller:
     """Lines for what happened and, on a terminal, a bar that fills by the estimate."""
 
@@ -176,7 +250,7 @@ class _Teller:
 
     def hear(self, step: Progress) -> None:
         """Tells one step; called from the verification's own threads too."""
-        if step.stage in ("found", "note", "sending"):
+        if step.stage in ("found", "note", "waiting", "sending"):
             of = f"{step.step} of {step.steps}: " if step.steps > 1 and step.stage == "sending" else ""
             say(f"kvyield: {of}{step.text}")
         if self._bar is not None and step.stage == "sending":

@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from kvyield._errors import KvyieldError
-from kvyield.cli._options import chosen_source, service_options, settings_of, source_options
+from kvyield.cli._options import chosen_source, no_gpu_option, service_options, settings_of, source_options
 from kvyield.cli._run import DONE, FAILED, safe
 
 if TYPE_CHECKING:
@@ -23,13 +23,13 @@ SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL", "skip": "skip"}
 @source_options
 @click.option("--server", metavar="URL", help="The running engine.")
 @click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="Its API key.  [default: KVYIELD_SERVER_KEY]")
-@click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
+@no_gpu_option("Do not ask this host's GPUs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @service_options
 @click.pass_context
 def doctor(ctx: click.Context, /, **given: Any) -> None:
     """Check service, token, spool, card, engine (--server) and log, and say what to do. Exit code 1 on a FAIL."""
-    settings = settings_of(given["url"], given["token"])
+    settings = settings_of(given)
     failed = False
     for check in _checks(settings, given):
         failed = failed or check.verdict == "fail"

@@ -47,10 +47,10 @@ _HEADINGS = (
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many starts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 @service_options
-def history(limit: int, as_json: bool, url: str | None, token: str | None, **filters: Any) -> None:
+def history(limit: int, as_json: bool, **given: Any) -> None:
     """Show the ledger, newest start first."""
-    settings = settings_of(url, token)
-    with client_of(settings) as client:
+    filters = {name: value for name, value in given.items() if name not in ("url", "token", "service_timeout")}
+    with client_of(settings_of(given)) as client:
         starts = _starts(client, filters, limit) or _starts(client, _as_stored(client, filters), limit)
     if as_json:
         for start in starts:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 Read = Callable[[Path], "Reading"]
 WORTH_A_PROCESS_BYTES = 4 * 2**20
 BATCH = 100
+BATCH_SECONDS = 60.0
 SHOWN_FILES = 40
 WIDTH = 80
 MOST_NAMED = 20
@@ -61,7 +62,7 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     from kvyield.sources import expand
 
     most_bytes = given["max_bytes"] or MOST_BYTES
-    settings = settings_of(given["url"], given["token"])
+    settings = settings_of(given)
     files = expand(given["logs"])
     read = partial(read_file, extras=extras_of(given, settings, {}), engine=given["engine"], most_bytes=most_bytes)
     readings = _readings(files, read, given["jobs"])
@@ -127,7 +128,7 @@ def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) ->
 
     waiting: list[tuple[str, _wire.Observation]] = []
     spool = Spool(settings.spool)
-    with client_of(settings, total_seconds=120.0) as client:
+    with client_of(settings, total_seconds=BATCH_SECONDS) as client:
         for reading in readings:
             waiting += [(reading.name, one) for one in tally.take(reading)]
             while len(waiting) >= BATCH:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,20 +14,21 @@ from kvyield.cli._options import (
     configured_facts,
     extras_of,
     fact_options,
+    no_gpu_option,
     one_of,
     service_options,
     settings_of,
     size_option,
     source_options,
 )
-from kvyield.cli._run import DONE, FAILED, REFUSED, say
+from kvyield.cli._run import DONE, FAILED, REFUSED, UNREACHABLE, exit_code, say
 from kvyield.cli._starts import explain, show_starts
 
 if TYPE_CHECKING:
     from kvyield.assemble import Assembled
     from kvyield.config import Settings
     from kvyield.delivery import Delivery
-    from kvyield.intake import Get, Reading
+    from kvyield.intake import Get, Reading, Running
 
 ENGINE_SECONDS = 15.0
 
@@ -37,7 +38,8 @@ ENGINE_SECONDS = 15.0
 @click.option("--server", metavar="URL", help="The running engine; its endpoints complete what the log says.")
 @click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="The engine's API key.  [default: KVYIELD_SERVER_KEY]")
 @click.option("--last", is_flag=True, help="Only the newest start of the log.")
-@click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
+@no_gpu_option("Do not ask this host's GPUs.")
+@click.option("--force", is_flag=True, help="Take log and server for one start, whatever contradicts that.")
 @click.option("--recommendation", metavar="ID", help="The stored recommendation that the newest start follows.")
 @fact_options
 @size_option
@@ -53,7 +55,7 @@ def observe(ctx: click.Context, /, **given: Any) -> None:
     One of --journal, --log, --docker, --kubernetes or - names the log; --server alone asks the running engine only.
     The log may hold any number of starts; one that was posted before is not stored twice.
     """
-    settings = settings_of(given["url"], given["token"])
+    settings = settings_of(given)
     reading = read_log(given, settings)
     starts = reading.starts[-1:] if given["last"] else reading.starts
     _check(reading, starts)
@@ -70,8 +72,8 @@ def observe(ctx: click.Context, /, **given: Any) -> None:
     ctx.exit(_conclude(starts, deliveries, given))
 
 
-def read_log(given: dict[str, Any], settings: Settings) -> Reading:
-    """Reads what ``given`` names: a log, the engine's endpoints, this host's card. Raises a usage error without any."""
+def read_log(given: Mapping[str, Any], settings: Settings) -> Reading:
+    """Reads what ``given`` names: a log, the engine's endpoints, this host's GPUs. Raises a usage error without any."""
     from kvyield.intake import card_facts, read, read_endpoints_only
 
     source = chosen_source(given)
@@ -80,11 +82,29 @@ def read_log(given: dict[str, Any], settings: Settings) -> Reading:
     wants_card = not given["no_card"] and (source is None or source.is_local)
     card, _ = card_facts(configured_facts(settings)) if wants_card else ({}, None)
     extras = extras_of(given, settings, card, one_of("--recommendation", given["recommendation"]))
-    get = engine_getter(given["server"], given["server_key"]) if given["server"] else None
+    running = running_engine(given) if given["server"] else None
     if source is None:
-        assert get is not None
-        return read_endpoints_only(get, extras)
-    return read(source, extras, engine=given["engine"] or settings.facts.get("engine"), get=get)
+        assert running is not None
+        return read_endpoints_only(running, extras)
+    return read(source, extras, engine=given["engine"] or settings.facts.get("engine"), running=running)
+
+
+def running_engine(given: Mapping[str, Any]) -> Running:
+    """The engine at ``--server``, with its process where it runs on this host."""
+    from urllib.parse import urlsplit
+
+    from kvyield.intake import Running
+    from kvyield.processes import engine_on
+    from kvyield.verify import is_on_this_host
+
+    get = engine_getter(given["server"], given["server_key"])
+    try:
+        port = urlsplit(given["server"]).port
+    except ValueError:
+        port = None
+    is_local = is_on_this_host(given["server"])
+    listener = engine_on(port) if port and is_local else None
+    return Running(get, listener, port, is_local, is_forced=bool(given.get("force")))
 
 
 def engine_getter(url: str, key: str | None) -> Get:
@@ -109,6 +129,8 @@ def engine_getter(url: str, key: str | None) -> Get:
 def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
     for note in reading.notes:
         say(f"kvyield: {note}")
+    for difference in reading.differences:
+        say(f"kvyield: log and server are not one start, the server is left out: {difference}")
     if reading.unfinished:
         say(f"kvyield: {reading.unfinished} start(s) in {reading.name} were not ready yet; run again when they are")
     if not starts and not reading.unfinished and not reading.lines:
@@ -121,14 +143,13 @@ def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
 
 
 def _deliver(settings: Settings, starts: Sequence[Assembled]) -> list[Delivery]:
-    from kvyield.delivery import deliver
+    from kvyield.delivery import keep
     from kvyield.spool import Spool
 
     whole = [start.observation() for start in starts if not start.missing]
     if not whole:
         return []
-    with client_of(settings) as client:
-        return deliver(whole, Spool(settings.spool), client)
+    return keep(whole, Spool(settings.spool)).send_by(lambda: client_of(settings))
 
 
 def _conclude(starts: Sequence[Assembled], deliveries: Sequence[Delivery], given: dict[str, Any]) -> int:
@@ -140,13 +161,19 @@ def _conclude(starts: Sequence[Assembled], deliveries: Sequence[Delivery], given
             except IncompleteError as error:
                 say(f"kvyield: {'could not be posted' if given['dry_run'] else 'not posted'}: {error}")
             codes.append(DONE if given["dry_run"] else FAILED)
-    for delivery in deliveries:
-        if delivery.fate == "spooled":
-            say(f"kvyield: waits in the spool: {delivery.reason}; `kvyield spool send` sends it, so does the next run")
-            codes.append(given["spooled_exit_code"])
-        elif delivery.fate in ("refused", "lost"):
-            say(f"kvyield: {delivery.fate}: {delivery.reason}")
-            codes.append(REFUSED if delivery.fate == "refused" else FAILED)
-        elif delivery.reason:
-            say(f"kvyield: {delivery.fate}: {delivery.reason}")
+    codes += [conclusion(delivery, given["spooled_exit_code"]) for delivery in deliveries]
     return max(codes)
+
+
+def conclusion(delivery: Delivery, spooled: int) -> int:
+    """Says what became of one item, unless it is stored and that is all, and returns the exit code.
+
+    An item that waits because the service is away is no failure; one that waits for a token, a setting or a repair is.
+    """
+    if delivery.fate == "spooled":
+        say(f"kvyield: waits in the spool: {delivery.reason}; `kvyield spool send` sends it, so does the next run")
+        code = exit_code(delivery.error) if delivery.error else UNREACHABLE
+        return spooled if code == UNREACHABLE else code
+    if delivery.reason:
+        say(f"kvyield: {delivery.fate}: {delivery.reason}")
+    return {"refused": REFUSED, "lost": FAILED}.get(delivery.fate, DONE)

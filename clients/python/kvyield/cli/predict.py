@@ -30,10 +30,10 @@ def predict(**given: Any) -> None:
     """
     from kvyield import _wire
 
-    settings = settings_of(given["url"], given["token"])
+    settings = settings_of(given)
     if not given["fractions"] and not given["flags"]:
         raise click.UsageError("predict what? give --fraction 0.92, --flag NAME=VALUE, or both")
-    with client_of(settings, total_seconds=120.0) as client:
+    with client_of(settings, is_one_question=True) as client:
         chosen = selection(client, settings, given)
         sets = _flag_sets(given, chosen.get("engine"))
         answers = client.predict(msgspec.convert(chosen, _wire.Selector, strict=False), sets)

@@ -66,8 +66,8 @@ def recommend(ctx: click.Context, /, **given: Any) -> None:
     Advice that is at risk or infeasible is an answer too: exit code 0, unless --require asks for more. With --format
     args standard output holds flags or nothing; what is to be said about them goes to standard error.
     """
-    settings = settings_of(given["url"], given["token"])
-    with client_of(settings, total_seconds=120.0) as client:
+    settings = settings_of(given)
+    with client_of(settings, is_one_question=True) as client:
         question = selection(client, settings, given) | {name: given[name] for name in QUESTION}
         question = {name: value for name, value in question.items() if value is not None}
         if (given["text_format"] or given["as_json"]) and given["as_diff"]:

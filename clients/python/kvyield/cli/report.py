@@ -2,108 +2,175 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import click
 
-from kvyield._errors import IncompleteError, KvyieldError, ServiceError
-from kvyield.cli._options import client_of, fact_options, service_options, settings_of, source_options
-from kvyield.cli._run import DONE, FAILED, REFUSED, say
+from kvyield._errors import KvyieldError
+from kvyield.cli._checks import stop_at
+from kvyield.cli._options import (
+    client_of,
+    fact_options,
+    no_gpu_option,
+    service_options_beside,
+    settings_of,
+    source_options,
+)
+from kvyield.cli._run import DONE, FAILED, UNREACHABLE, exit_code, say
 from kvyield.cli._starts import show_starts
-from kvyield.cli._verifying import carry_out, show_report, verification_options
-from kvyield.cli.observe import read_log
+from kvyield.cli._verifying import Session, exit_code_of, pace_of, show_report, verification_options
+from kvyield.cli.observe import conclusion, read_log
 
 if TYPE_CHECKING:
+    from kvyield._client import Client
     from kvyield.assemble import Assembled
     from kvyield.config import Settings
-    from kvyield.delivery import Delivery
-    from kvyield.verify import Report
+    from kvyield.delivery import Delivery, Kept
+    from kvyield.verify import Verified
 
 
 @click.command()
 @verification_options
 @source_options
-@click.option("--no-card", is_flag=True, help="Do not ask or sample this host's cards.")
+@no_gpu_option("Do not ask or sample this host's GPUs.")
 @click.option("--recommendation", metavar="ID", help="The stored recommendation that this start follows.")
 @fact_options
 @click.option("--dry-run", is_flag=True, help="Post nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, as posted, its verifications inside.")
 @click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
-@service_options
+@service_options_beside
 @click.pass_context
 def report(ctx: click.Context, /, **given: Any) -> None:
-    """Read the running engine's start, verify it, and post both.
+    """Read the running engine's start, post it, verify it, and post the verification.
 
-    The newest start of the log is meant; without a log the engine's endpoints alone tell of it. Exit code 1: the
-    verification did not pass (it is posted all the same).
+    The newest start of the log is meant; without a log the engine's endpoints alone tell of it. Before a prompt is sent
+    log and server are compared, and the start is posted: a service that refuses it ends the command with exit code 3;
+    one that cannot be reached is said, and all waits in the spool. Exit code 1: the prompt was not served whole, or the
+    answer was wrong (it is posted all the same).
     """
-    settings = settings_of(given["url"], given["token"])
-    reading = read_log(given, settings)
-    for note in reading.notes:
-        say(f"kvyield: {note}")
-    if not reading.starts:
-        raise KvyieldError(f"{reading.name} tells of no start that is ready; is the engine up?")
-    found = carry_out(given, ctx.obj)
-    start = verified_start(reading.starts[-1], found)
+    settings = settings_of(given)
+    with Session(given, ctx.obj) as session:
+        if session.server is None:
+            say(f"kvyield: {session.refusal}")
+            ctx.exit(UNREACHABLE)
+        reading = read_log(given, settings)
+        for note in reading.notes:
+            say(f"kvyield: {note}")
+        if not reading.starts:
+            raise KvyieldError(f"{reading.name} tells of no start that is ready; is the engine up?")
+        stop_at(reading.differences)
+        start = reading.starts[-1]
+        posting = _Posting(settings, start, is_dry=given["dry_run"])
+        posting.post()
+        if session.refusal:
+            say(f"kvyield: not verified: {session.refusal}")
+            ctx.exit(max(FAILED, posting.code(given["spooled_exit_code"])))
+        found = session.verify(posting.pace(), posting.keep)
+    posting.post_results()
+    whole = verified_start(start, found.results)
     if given["as_json"]:
-        click.echo(start.json())
-    delivery = None if given["dry_run"] else post(settings, reading.starts[-1], found)
-    if not given["as_json"]:
-        show_starts([start], [replace(delivery, observation=start.observation())] if delivery else [])
+        click.echo(whole.json())
+    else:
+        show_starts([whole], posting.shown(whole))
         show_report(found)
-    ctx.exit(max(DONE if found.passed else FAILED, _code(delivery, given["spooled_exit_code"])))
+    ctx.exit(max(exit_code_of(found), posting.code(given["spooled_exit_code"])))
 
 
-def verified_start(start: Assembled, found: Report) -> Assembled:
+def verified_start(start: Assembled, results: Sequence[Verified]) -> Assembled:
     """The start with its verifications and, where it ended by one of them, with that end."""
     import msgspec
 
-    verifications = [msgspec.to_builtins(result.verification) for result in found.results]
+    verifications = [msgspec.to_builtins(result.verification) for result in results]
     draft: dict[str, Any] = {**start.draft, "verifications": verifications}
-    ended = next((result for result in found.results if result.outcome), None)
+    ended = next((result for result in results if result.outcome), None)
     if ended is not None:
-        failure = {"phase": "serving", "message": ended.verification.error}
+        cause = "gpu_memory" if ended.outcome == "oom_runtime" else None
+        failure = {"phase": "serving", "message": ended.verification.error, "cause": cause}
         draft |= {"outcome": ended.outcome, "failure": {**failure, "prompt_tokens": ended.verification.prompt_tokens}}
     return replace(start, draft=draft)
 
 
-def post(settings: Settings, start: Assembled, found: Report) -> Delivery:
-    """Posts the start and adds its verifications, so that a start that ``observe`` posted before stays one row.
+class _Posting:
+    """The start on its way to the service: posted before the prompt, its results kept as they come.
 
-    A start that ended by its verification, or a service that is away, makes one observation with all inside: the
-    spool then keeps it.
+    Once the service has the start, results go to its row; until then start and results wait in the spool as one.
     """
-    from kvyield._replay import post_start
-    from kvyield.delivery import Delivery, deliver
-    from kvyield.spool import Spool
 
-    with client_of(settings) as client:
-        try:
-            if start.missing:
-                raise IncompleteError("; ".join(start.missing), start.missing)
-            if found.outcome is None:
-                bare = start.observation()
-                receipt = post_start(client, bare)
-                for result in found.results:
-                    client.add_verification(receipt.id, result.verification)
-                return Delivery(bare, "stored" if receipt.created else "known", receipt.note, receipt.id)
-        except ServiceError as error:
-            if not _is_away(error):
-                raise
-        return deliver([verified_start(start, found).observation()], Spool(settings.spool), client)[0]
+    def __init__(self, settings: Settings, start: Assembled, *, is_dry: bool) -> None:
+        from kvyield.spool import Spool
 
+        self._settings = settings
+        self._start = start
+        self._is_dry = is_dry
+        self._spool = Spool(settings.spool)
+        self._results: list[Verified] = []
+        self._first: Delivery | None = None
+        self._kept: list[Kept] = []
+        self._last: list[Delivery] = []
 
-def _is_away(error: ServiceError) -> bool:
-    from kvyield._errors import RefusedError
+    def post(self) -> None:
+        """Posts the bare start. Raises when the service refuses it, or when it can be brought nowhere."""
+        from kvyield.delivery import keep
 
-    return not isinstance(error, RefusedError)
+        if self._is_dry:
+            return
+        self._kept = [keep([self._start.observation()], self._spool)]
+        first = self._first = self._kept[0].send_by(self._connect)[0]
+        code = exit_code(first.error) if first.error else DONE
+        if first.fate in ("refused", "lost") or code not in (DONE, UNREACHABLE):
+            waits = "; it waits in the spool" if first.fate == "spooled" else ""
+            say(f"kvyield: no prompt was sent, since the start could not be posted{waits}")
+            raise first.error or KvyieldError(f"the start is {first.fate}: {first.reason}")
+        if first.stored_id is not None:
+            self._kept = []
+        if first.fate == "spooled":
+            say(f"kvyield: {first.reason}; the prompt is sent, and all of it will wait in the spool")
 
+    def pace(self) -> list[tuple[int, float]]:
+        """What earlier prompts of this deployment took, as far as the ledger tells."""
+        if self._stored_id is None:
+            return []
+        with client_of(self._settings) as client:
+            return list(pace_of(client, self._stored_id))
 
-def _code(delivery: Delivery | None, spooled: int) -> int:
-    if delivery is None or delivery.fate in ("stored", "known"):
-        return DONE
-    say(f"kvyield: {delivery.fate}: {delivery.reason}")
-    codes: Mapping[str, int] = {"spooled": spooled, "refused": REFUSED}
-    return codes.get(delivery.fate, FAILED)
+    def keep(self, result: Verified) -> None:
+        """Brings a result to the disk. One that ended the start is an account of the start's end."""
+        from kvyield.delivery import keep, keep_verification
+
+        self._results.append(result)
+        if self._is_dry:
+            return
+        if self._stored_id is None:
+            bare, whole = self._kept, keep([verified_start(self._start, self._results).observation()], self._spool)
+            for one in bare if not whole.unspooled else ():
+                one.withdraw()
+            self._kept = [whole]
+        elif result.outcome is None:
+            self._kept.append(keep_verification(self._stored_id, result.verification, self._spool))
+        else:
+            self._kept.append(keep([verified_start(self._start, [result]).observation()], self._spool))
+
+    def post_results(self) -> None:
+        """Sends what was kept."""
+        self._last = [one for kept in self._kept for one in kept.send_by(self._connect)]
+
+    def code(self, spooled: int) -> int:
+        """Says what became of start and results, and returns the exit code."""
+        whole = self._last if self._stored_id is None and self._last else [*filter(None, [self._first]), *self._last]
+        return max((conclusion(one, spooled) for one in whole), default=DONE)
+
+    def shown(self, whole: Assembled) -> list[Delivery]:
+        """What became of the start, under the id that it is shown with."""
+        ends = [one for one in self._last if one.fate not in ("stored", "known")]
+        found = next(iter([*ends, *filter(None, [self._first])]), None)
+        return [replace(found, item=whole.observation())] if found else []
+
+    @property
+    def _stored_id(self) -> UUID | None:
+        return self._first.stored_id if self._first else None
+
+    def _connect(self) -> Client:
+        return client_of(self._settings)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,7 +12,7 @@ import msgspec
 
 from kvyield._errors import SpoolError
 from kvyield.cli._options import client_of, service_options, settings_of
-from kvyield.cli._run import DONE, REFUSED, exit_code, say
+from kvyield.cli._run import DONE, FAILED, REFUSED, exit_code, say
 from kvyield.cli._tables import moment, table
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def list_items(as_json: bool) -> None:
     if not items:
         click.echo("the spool is empty")
         return
-    table(("name", "since", "state", "model", "reason"), [_row(item) for item in items])
+    table(("name", "since", "state", "model or verification", "reason"), [_row(item) for item in items])
 
 
 @spool.command("send")
@@ -44,22 +46,27 @@ def list_items(as_json: bool) -> None:
 @click.option("--refused", "with_refused", is_flag=True, help="Also try again what was refused.")
 @service_options
 @click.pass_context
-def send(ctx: click.Context, /, wait_seconds: float, with_refused: bool, url: str | None, token: str | None) -> None:
-    """Send what waits, oldest first. Exit code 4 when some still waits."""
-    from kvyield._replay import posting
+def send(ctx: click.Context, /, wait_seconds: float, with_refused: bool, **given: Any) -> None:
+    """Send what waits, oldest first. Exit code 4: the service is away; 1: it failed on an item."""
+    from kvyield._replay import adding, posting
 
-    settings = settings_of(url, token)
+    settings = settings_of(given)
     queue = _spool()
     if with_refused:
         say(f"kvyield: {queue.retry_refused()} refused item(s) are tried again")
     with client_of(settings) as client:
-        outcome = _send_until(queue, posting(client), time.monotonic() + wait_seconds)
+        post = partial(queue.send, posting(client), add=adding(client))
+        outcome = _send_until(post, time.monotonic() + wait_seconds)
     click.echo(f"sent {len(outcome.sent)}, refused {len(outcome.refused)}, waiting {outcome.pending}")
     for item in outcome.refused:
         say(f"kvyield: refused: {item.name}: {item.reason}")
+    for item, error in outcome.held:
+        say(f"kvyield: waits: {item.name}: {error}")
     if outcome.stopped_by is not None:
         say(f"kvyield: {outcome.stopped_by}")
         ctx.exit(exit_code(outcome.stopped_by))
+    if outcome.held:
+        ctx.exit(FAILED)
     ctx.exit(REFUSED if outcome.refused else DONE)
 
 
@@ -79,17 +86,17 @@ def drop(names: tuple[str, ...], all_refused: bool) -> None:
     click.echo(f"dropped {dropped}")
 
 
-def _send_until(queue: Spool, post: Any, ends: float) -> Outcome:
+def _send_until(send: Callable[[], Outcome], ends: float) -> Outcome:
     """Rounds with growing pauses, jittered so that many hosts do not come back at once."""
     from kvyield._transfer import backoff_seconds
 
-    outcome = queue.send(post)
+    outcome = send()
     tries = 0
-    while outcome.stopped_by is not None and time.monotonic() < ends:
+    while (outcome.stopped_by is not None or outcome.held) and time.monotonic() < ends:
         pause = backoff_seconds(1.0, tries, LONGEST_PAUSE_SECONDS)
         time.sleep(min(pause, max(ends - time.monotonic(), 0.0)))
         tries += 1
-        following = queue.send(post)
+        following = send()
         following.sent[:0] = outcome.sent
         following.refused[:0] = outcome.refused
         outcome = following
@@ -99,12 +106,19 @@ def _send_until(queue: Spool, post: Any, ends: float) -> Outcome:
 def _spool() -> Spool:
     from kvyield.spool import Spool
 
-    return Spool(settings_of(None, None).spool)
+    return Spool(settings_of({}).spool)
 
 
 def _row(item: Item) -> tuple[object, ...]:
-    model = item.observation.model.name if item.observation else "-"
-    return (item.name, moment(item.spooled_at), "refused" if item.reason else "waits", model, item.reason or "")
+    state = "refused" if item.reason else "waits"
+    return (item.name, moment(item.spooled_at), state, _what(item), item.reason or "")
+
+
+def _what(item: Item) -> str:
+    if item.addition is not None:
+        check = item.addition.verification
+        return f"verification of {check.prompt_tokens:,} tokens for {item.addition.observation_id}"
+    return item.observation.model.name if item.observation else "-"
 
 
 def _plain(item: Item) -> dict[str, Any]:
@@ -114,4 +128,5 @@ def _plain(item: Item) -> dict[str, Any]:
         "state": "refused" if item.reason else "waiting",
         "reason": item.reason,
         "observation": item.observation,
+        "addition": item.addition,
     }

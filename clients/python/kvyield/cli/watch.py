@@ -20,6 +20,7 @@ from kvyield.cli._options import (
     configured_facts,
     extras_of,
     fact_options,
+    no_gpu_option,
     service_options,
     settings_of,
     source_options,
@@ -69,7 +70,7 @@ _SYSTEM_ONLY = ("Wants=", "After=", "DynamicUser=", "SupplementaryGroups=", "Pro
 @click.command()
 @source_options
 @click.option("--state", metavar="FILE", help="Where the watch remembers how far it is.  [default: beside the spool]")
-@click.option("--no-card", is_flag=True, help="Do not ask this host's cards.")
+@no_gpu_option("Do not ask this host's GPUs.")
 @fact_options
 @click.option("--unit", is_flag=True, help="Print a systemd unit that runs this watch, and end.")
 @service_options
@@ -83,7 +84,7 @@ def watch(**given: Any) -> None:
     if given["unit"]:
         click.echo(unit_text(sys.argv[1:], given), nl=False)
         return
-    settings = settings_of(given["url"], given["token"])
+    settings = settings_of(given)
     found, stopped = watch_of(given, settings), threading.Event()
     say(f"kvyield: {_beginning(given)}")
     threading.Thread(target=_send_spool, args=(settings, stopped), daemon=True).start()
@@ -201,11 +202,10 @@ def _since(given: Mapping[str, Any], moment: datetime | None) -> str | None:
 
 
 def _bring(settings: Settings, observation: _wire.Observation) -> tuple[bool, str]:
-    from kvyield.delivery import deliver
+    from kvyield.delivery import keep
     from kvyield.spool import Spool
 
-    with client_of(settings) as client:
-        delivery = deliver([observation], Spool(settings.spool), client)[0]
+    delivery = keep([observation], Spool(settings.spool)).send_by(lambda: client_of(settings))[0]
     words = delivery.fate if delivery.reason is None else f"{delivery.fate} ({delivery.reason})"
     return delivery.fate != "lost", words
 
@@ -219,14 +219,14 @@ def _send_spool(settings: Settings, stopped: threading.Event) -> None:
 
 
 def _send_once(settings: Settings) -> str | None:
-    from kvyield._replay import posting
+    from kvyield._replay import adding, posting
     from kvyield.spool import Spool
 
     spool = Spool(settings.spool)
     try:
         if spool.pending_count():
             with client_of(settings) as client:
-                spool.send(posting(client))
+                spool.send(posting(client), add=adding(client))
     except KvyieldError as error:
         return str(error)
     return None

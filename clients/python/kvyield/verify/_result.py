@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar
 
 from kvyield._engine_http import EngineRefusedError, EngineTimeoutError
+from kvyield._sent import AnswerName
 from kvyield._wire import Verification
 from kvyield.gpu import MemorySamples
 from kvyield.verify._ask import Reading
@@ -33,7 +34,7 @@ class Verified:
 
     @property
     def passed(self) -> bool:
-        """Whether every prompt was answered rightly, with nothing from the prefix cache."""
+        """Whether every prompt was served whole, with nothing from the prefix cache."""
         return self.verification.passed
 
 
@@ -58,13 +59,20 @@ def is_out_of_memory(text: str) -> bool:
     return _OUT_OF_GPU_MEMORY.search(text) is not None
 
 
+def refusal_of(sent: Sequence[Sent]) -> str | None:
+    """The engine's words when it took none of the prompts (4xx): nothing was served, so nothing was measured."""
+    errors = [item.error for item in sent]
+    refused = [error for error in errors if isinstance(error, EngineRefusedError) and error.status < 500]
+    if len(refused) < len(sent) or any(is_out_of_memory(str(error)) for error in refused):
+        return None
+    return f"the engine did not take the prompt (HTTP {refused[0].status}): {refused[0]}"
+
+
 def fault_of(sent: Sent) -> str | None:
-    """Why one prompt did not pass, or None."""
+    """Why one prompt did not pass, or None. What it was answered is another matter."""
     reading = sent.reading
     if sent.error is not None:
         return f"{_KINDS.get(type(sent.error), 'the connection broke')}: {sent.error}"
-    if not is_answered(sent.prompt, reading.text):
-        return f"wrong answer: {reading.text.strip()[:80]!r} instead of {sent.prompt.expected}"
     cached, total = reading.cached_tokens or 0, sent.prompt_tokens or 0
     if cached > TOLERANCE * total:
         return (
@@ -79,13 +87,36 @@ _KINDS: dict[type[Exception], str] = {
 }
 
 
-def to_wire(asked_tokens: int, sent: Sequence[Sent], samples: MemorySamples | None, error: str | None) -> Verification:
+def wrong_answer(sent: Sequence[Sent]) -> str | None:
+    """What was answered instead of the hidden number, with how many prompts were; None when all were right."""
+    wrong = [item for item in sent if not is_answered(item.prompt, item.reading.text)]
+    if not wrong:
+        return None
+    first = wrong[0]
+    text = f"wrong answer: {first.reading.text.strip()[:80]!r} instead of {first.prompt.expected}"
+    return text if len(sent) == 1 else f"{len(wrong)} of {len(sent)} prompts were answered wrong; the first: {text}"
+
+
+def answer_of(sent: Sequence[Sent], *, is_checked: bool) -> AnswerName | None:
+    """Whether all answers hold the hidden number; None when one did not come whole."""
+    if any(item.error for item in sent):
+        return None
+    if not is_checked:
+        return "not_checked"
+    return "wrong" if wrong_answer(sent) else "right"
+
+
+def to_wire(
+    sent: Sequence[Sent], samples: MemorySamples | None, error: str | None, answer: AnswerName | None
+) -> Verification:
     """One verification of all prompts sent at once: the slowest, the fewest prompt tokens, the first fault's answer."""
     readings = [item.reading for item in sent]
-    shown = next((item for item in sent if fault_of(item)), sent[0])
+    shown = next((item for item in sent if fault_of(item)), None)
+    shown = shown or next((item for item in sent if not is_answered(item.prompt, item.reading.text)), sent[0])
     return Verification(
-        prompt_tokens=min((item.prompt_tokens or asked_tokens for item in sent), default=asked_tokens),
+        prompt_tokens=min(item.prompt_tokens or item.asked_tokens for item in sent),
         passed=error is None,
+        answer=answer,
         completion_tokens=_highest(reading.completion_tokens for reading in readings),
         cached_tokens=_highest(reading.cached_tokens for reading in readings),
         elapsed_seconds=_rounded(_highest(reading.elapsed_seconds for reading in readings)),
@@ -100,13 +131,8 @@ def to_wire(asked_tokens: int, sent: Sequence[Sent], samples: MemorySamples | No
     )
 
 
-def not_sent(asked_tokens: int, concurrent: int, error: str) -> Verified:
-    """A verification whose prompt was not sent, because the server would refuse it or could not be asked."""
-    return Verified(Verification(prompt_tokens=asked_tokens, passed=False, concurrent=concurrent, error=error))
-
-
 def summary(sent: Sequence[Sent]) -> str | None:
-    """The first fault, with how many prompts share the misfortune; None when all passed."""
+    """The first fault, with how many prompts share it; None when all passed."""
     faults = [fault for fault in map(fault_of, sent) if fault]
     if not faults:
         return None

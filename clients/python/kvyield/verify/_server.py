@@ -161,20 +161,34 @@ def token_counter(http: EngineHttp, server: Server) -> Callable[[str], int] | No
     return count
 
 
-def flush_cache(http: EngineHttp, server: Server, *, wait_seconds: float = FLUSH_SECONDS) -> str | None:
-    """Empties the prefix cache, waiting for other requests to end. Returns why that failed, or None."""
+def flush_cache(
+    http: EngineHttp,
+    server: Server,
+    *,
+    wait_seconds: float = FLUSH_SECONDS,
+    on_wait: Callable[[str], None] = lambda _: None,
+) -> str | None:
+    """Empties the prefix cache, waiting for other requests to end; ``on_wait`` is told of the wait, with its bound.
+
+    Returns why that failed, or None. Raises EngineError when the server cannot be asked.
+    """
     path = {"sglang": "/flush_cache", "vllm": "/reset_prefix_cache"}.get(server.kind)
     if path is None:
         return "this server has no way to empty its prefix cache"
     ends = time.monotonic() + wait_seconds
+    is_told = False
     while True:
-        reply = http.post(path, None, timeout_seconds=wait_seconds)
+        reply = http.post(path, None, timeout_seconds=max(wait_seconds, 1.0))
         if reply.is_success and reply.table().get("success") is not False:
             return None
         if reply.status in (404, 405) and server.kind == "vllm":
             return "the prefix cache was not emptied: vLLM does it only with VLLM_SERVER_DEV_MODE=1"
         if reply.status != 400 or time.monotonic() > ends:
-            return f"the prefix cache was not emptied (POST {path}: HTTP {reply.status})"
+            waited = f" after {wait_seconds:.0f} s of waiting for other requests" if reply.status == 400 else ""
+            return f"the prefix cache was not emptied{waited} (POST {path}: HTTP {reply.status})"
+        if not is_told:
+            on_wait(f"other requests are running: waiting up to {wait_seconds:.0f} s for them to end")
+            is_told = True
         time.sleep(0.2)
 
 
