@@ -7,17 +7,14 @@ from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any
 
-from litestar import Litestar, Request
+from litestar import Litestar
 from litestar.datastructures import State
-from litestar.handlers import HTTPRouteHandler
-from litestar.types import Receive, Send
 
-from kvyield_server.api import about, advice, audit, batch, calibration, exports, health, observations, pairs
-from kvyield_server.api.auth import Gate, authorise, refuse_other_hosts
-from kvyield_server.api.lane import Lane
+from kvyield_server.api.auth import own_hosts_only
 from kvyield_server.api.openapi import document
 from kvyield_server.api.problems import EXCEPTION_HANDLERS
-from kvyield_server.api.request import StrictRequest, refuse_parameters
+from kvyield_server.api.request import StrictRequest
+from kvyield_server.api.router import API
 from kvyield_server.api.services import Services, utc_now
 from kvyield_server.api.telemetry import Telemetry
 from kvyield_server.errors import ForbiddenError
@@ -26,60 +23,6 @@ from kvyield_server.settings import Settings
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.tokens import any_valid_token, is_loopback
-
-HANDLERS: tuple[HTTPRouteHandler, ...] = (
-    observations.post_observation,
-    batch.post_observations,
-    observations.list_observations,
-    observations.get_observation,
-    observations.post_verification,
-    observations.post_retraction,
-    pairs.list_pairs,
-    pairs.get_pair,
-    pairs.get_fits,
-    pairs.get_curve,
-    advice.post_predictions,
-    advice.get_recommend,
-    advice.post_recommendation,
-    advice.get_recommendation,
-    advice.post_settlement,
-    calibration.get_calibration,
-    audit.list_audit,
-    exports.export_ndjson,
-    exports.export_csv,
-    health.live,
-    health.ready,
-    health.metrics,
-    about.index,
-    about.is_here,
-    about.list_problems,
-    about.get_problem,
-    about.openapi,
-)
-
-FREQUENT = (observations.post_observation, batch.post_observations, advice.get_recommend)
-
-
-class Application(Litestar):
-    """The framework's application, with each request watched from outside: routing failures are counted too."""
-
-    services: Services
-    gate: Gate
-    lane: Lane
-
-    async def __call__(self, scope: Any, receive: Receive | Any, send: Send | Any) -> None:
-        if scope["type"] != "http":
-            await super().__call__(scope, receive, send)
-            return
-        telemetry = Telemetry(self.services.metrics, scope, send)
-        try:
-            track = self.lane.track_of(scope)
-            if track is None:
-                await super().__call__(scope, receive, telemetry.send)
-            else:
-                await self.lane.run(track, scope, receive, telemetry.send)
-        finally:
-            telemetry.finish()
 
 
 def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
@@ -91,18 +34,19 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
     """
     services = Services(settings, storage or open_storage(settings.database))
     require_token_unless_loopback(settings, services.storage)
-    app = Application(
-        route_handlers=[*HANDLERS, *page_routers()],
+    app = Litestar(
+        route_handlers=[API, *page_routers()],
+        guards=[own_hosts_only],
         request_class=StrictRequest,
+        request_max_body_size=settings.max_body_bytes,
         exception_handlers=EXCEPTION_HANDLERS,
-        before_request=_admit,
-        state=State({"openapi": cache(lambda: document(HANDLERS))}),
+        state=State({"services": services, "openapi": cache(lambda: document(API))}),
         lifespan=[_lifespan(services)],
         openapi_config=None,
         logging_config=None,
     )
-    app.services, app.gate = services, Gate()
-    app.lane = Lane(app, FREQUENT, _admit)
+    # The framework's middleware does not see requests that lead nowhere; this wraps its routing too.
+    app.asgi_handler = Telemetry(app.asgi_handler, services.metrics)
     return app
 
 
@@ -121,13 +65,6 @@ def require_token_unless_loopback(settings: Settings, storage: Storage) -> None:
             f"{settings.host} can be reached by others and no token exists; make one with "
             "kvyield-server token create, or serve on 127.0.0.1."
         )
-
-
-async def _admit(request: Request[Any, Any, Any]) -> None:
-    """Ask who calls before anything of the request is looked at. A guard would do the same at a higher price."""
-    await refuse_other_hosts(request)
-    await authorise(request, request.route_handler)
-    refuse_parameters(request)
 
 
 def _lifespan(services: Services) -> Any:

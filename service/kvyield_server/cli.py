@@ -64,9 +64,9 @@ def show_settings(database: str | None) -> None:
 def openapi() -> None:
     """Print the OpenAPI document."""
     from kvyield_server.api.openapi import document
-    from kvyield_server.app import HANDLERS
+    from kvyield_server.api.router import API
 
-    click.echo(json.dumps(document(HANDLERS), indent=2, sort_keys=True))
+    click.echo(json.dumps(document(API), indent=2, sort_keys=True))
 
 
 @main.group()

@@ -1,85 +1,63 @@
-"""Uvicorn's HTTP protocol with what it lacks: bounds on time, and problem details for what is no HTTP."""
+"""What uvicorn's HTTP lacks: a bound on the time of a head, and problem details for what is not HTTP."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import ClassVar
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import h11
+import msgspec
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from kvyield_server.api.encoded import encoded
 from kvyield_server.api.problems import MalformedError, ProblemContext, problem_of
 from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE
 
 
-class PatientProtocol(HttpToolsProtocol):
-    """Closes a connection whose client sends nothing, or begins a head and does not end it, for ``head_seconds``.
+class HttpProtocol(H11Protocol):
+    """Closes a connection on which a head is awaited for ``head_seconds``, and answers what is not HTTP as a problem.
 
-    Between two requests uvicorn's own time for keep-alive counts; the time of a body is the application's to bound, and
-    ours again once the application has answered without waiting for it.
+    Between two requests uvicorn's own time for keep-alive counts.
     """
 
     head_seconds: ClassVar[float] = 30.0
-    _timer: asyncio.TimerHandle | None = None
-    _is_in_head = _is_in_body = False
+    head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        """Wait for a first request."""
+        """Await the first head."""
         super().connection_made(transport)
-        self._wait()
+        self.time_head()
 
     def data_received(self, data: bytes) -> None:
-        """Take data in; a head that is not whole with it, or a body that nobody waits for, must be so in time."""
+        """Await the rest of a head that is not whole."""
         super().data_received(data)
-        # there is no cycle when the first request names no URL
-        is_unheard = self._is_in_body and getattr(self.cycle, "response_complete", False)
-        if self._timer is None and (self._is_in_head or is_unheard):
-            self._wait()
-
-    def on_message_begin(self) -> None:
-        """A head begins; called by the parser."""
-        self._is_in_head = True
-        super().on_message_begin()
-
-    def on_headers_complete(self) -> None:
-        """A head is whole; called by the parser."""
-        self._is_in_head, self._is_in_body = False, True
-        self._stop_waiting()
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        """A request is whole; called by the parser."""
-        self._is_in_body = False
-        self._stop_waiting()
-        super().on_message_complete()
-
-    def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP, and hang up: there is no telling where a next request would begin."""
-        error = MalformedError(f"{msg} Nothing of it was taken.")
-        body = encoded(problem_of(error, ProblemContext(instance="", request_id="")))
-        head = f"content-type: {PROBLEM_MEDIA_TYPE}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        self.transport.write(b"HTTP/1.1 400 Bad Request\r\n" + head.encode() + body)
-        self.transport.close()
+        self.time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing more will come."""
-        self._stop_waiting()
+        """Await nothing more."""
         super().connection_lost(exc)
+        self.time_head()
 
-    def _wait(self) -> None:
-        self._timer = self.loop.call_later(self.head_seconds, self._give_up)
+    def time_head(self) -> None:
+        """Start the time of a head, or end it once the head is whole or the connection closed."""
+        is_awaited = self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        if is_awaited and self.head_timer is None:
+            self.head_timer = self.loop.call_later(self.head_seconds, self.transport.close)
+        elif not is_awaited and self.head_timer is not None:
+            self.head_timer.cancel()
+            self.head_timer = None
 
-    def _stop_waiting(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is not HTTP, and close: there is no telling where a next request would begin."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            error = MalformedError(f"{msg} Nothing of it was taken.")
+            body = msgspec.json.encode(problem_of(error, ProblemContext(instance="", request_id="")))
+            headers = {"content-type": PROBLEM_MEDIA_TYPE, "content-length": str(len(body)), "connection": "close"}
+            head = h11.Response(status_code=400, headers=list(headers.items()), reason="Bad Request")
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
-    def _give_up(self) -> None:
-        self._timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
 
-
-def patient_for(seconds: float) -> type[PatientProtocol]:
-    """Return the protocol with that bound."""
-    return type("PatientProtocol", (PatientProtocol,), {"head_seconds": seconds})
+def http_protocol(seconds: float) -> type[HttpProtocol]:
+    """Return the protocol with that bound on the time of a head."""
+    return type("HttpProtocol", (HttpProtocol,), {"head_seconds": seconds})

@@ -1,25 +1,22 @@
-"""Serves the application with uvicorn: one process, uvloop and httptools, a stop that loses nothing."""
+"""Serves the application with uvicorn: one process on uvloop, a stop that loses nothing."""
 
 from __future__ import annotations
 
-import gc
 import signal
 import socket
-import sys
 
 import structlog
 import uvicorn
 
+from kvyield_server.api.middleware import EarlyAnswers
 from kvyield_server.api.telemetry import configure_logs
 from kvyield_server.app import create_app
 from kvyield_server.errors import KvyieldError
-from kvyield_server.protocol import patient_for
+from kvyield_server.protocol import http_protocol
 from kvyield_server.settings import Settings, without_password
 
 SECONDS_TO_FINISH = 20
 BACKLOG = 2048
-COLLECTOR = (10_000, 20, 50)
-SWITCH_SECONDS = 0.0005
 
 
 def run(settings: Settings) -> None:
@@ -31,12 +28,12 @@ def run(settings: Settings) -> None:
     configure_logs(settings.log_level)
     listener = _listener(settings.host, settings.port)
     with listener:
-        app = create_app(settings)
+        app = EarlyAnswers(create_app(settings), settings.body_seconds)
         port = listener.getsockname()[1]
         config = uvicorn.Config(
             app,
             loop="uvloop",
-            http=patient_for(settings.body_seconds),
+            http=http_protocol(settings.body_seconds),
             ws="none",
             lifespan="on",
             log_config=None,
@@ -52,20 +49,7 @@ def run(settings: Settings) -> None:
         structlog.get_logger("kvyield").info(
             "serving", url=f"http://{settings.host}:{port}", database=without_password(settings.database)
         )
-        _suit_the_interpreter()
         server.run(sockets=[listener])
-
-
-def _suit_the_interpreter() -> None:
-    """Make collections rare, since requests leave hardly any cycles, and threads quick to change.
-
-    By default the collector is at work for a third of the time of a batch, and the writer waits 5 ms for a busy event
-    loop after each statement.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*COLLECTOR)
-    sys.setswitchinterval(SWITCH_SECONDS)
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,8 +19,8 @@ Client = TestClient[Any]
 
 @pytest.fixture(autouse=True, scope="session")
 def silent_logs() -> None:
-    """Keep the request log out of the test report."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    """Keep the request log out of the test report, where it can be captured."""
+    structlog.configure(processors=[structlog.dev.ConsoleRenderer()], logger_factory=structlog.ReturnLoggerFactory())
 
 
 @pytest.fixture

@@ -310,7 +310,9 @@ def test_what_is_not_there_is_a_problem(client: Client, method: str, path: str, 
 
 def test_a_wrong_method_says_which_are_right(client: Client) -> None:
     """405 lists the methods in Allow."""
-    assert client.put("/observations").headers["allow"] == "GET, POST, OPTIONS"
+    assert client.put("/observations").headers["allow"] == "GET, OPTIONS, POST"
+    assert client.put(f"/observations/{start()['id']}").headers["allow"] == "GET, OPTIONS"
+    assert client.put("/health/live").headers["allow"] == "GET, HEAD, OPTIONS"
 
 
 def test_the_callers_request_id_is_kept_when_it_is_harmless(client: Client) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import threading
@@ -16,8 +15,10 @@ from litestar.testing import TestClient
 
 from api.conftest import Client
 from api.samples import NAMES, changed, start
-from kvyield_server.api.services import LARGE_BODY_BYTES, Services
+from kvyield_server.api import request
+from kvyield_server.api.request import LARGE_BODY_BYTES
 from kvyield_server.app import create_app
+from kvyield_server.schemas.strict import decode
 from kvyield_server.settings import Settings
 from kvyield_server.storage.memory import MemoryStorage
 
@@ -86,16 +87,18 @@ def test_an_endless_key_is_not_repeated(client: Client, place: str) -> None:
     assert len(answer.content) < 4_000
 
 
-def test_a_large_body_is_decoded_beside_the_event_loop() -> None:
+def test_a_large_body_is_decoded_beside_the_event_loop(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body over 64 KB is decoded in another thread, a small one at once."""
-    services = Services(Settings(), MemoryStorage())
+    threads: list[int] = []
 
-    async def both() -> list[int]:
-        return [await services.decoded(size, threading.get_ident) for size in (LARGE_BODY_BYTES, LARGE_BODY_BYTES + 1)]
+    def noted(body: bytes, expected: type[Any]) -> Any:
+        threads.append(threading.get_ident())
+        return decode(body, expected)
 
-    small, large = asyncio.run(both())
-    services.storage.close()
-    assert small == threading.get_ident() != large
+    monkeypatch.setattr(request, "decode", noted)
+    for size in (1, LARGE_BODY_BYTES, 1):
+        client.post("/observations", json=start(surprise="x" * size))
+    assert threads[0] == threads[2] != threads[1]
 
 
 @pytest.mark.parametrize("depth", [33, 500, 958, 964, 2_000])
@@ -150,7 +153,7 @@ def test_a_dtype_is_one_word_that_is_no_option(client: Client, name: str) -> Non
         ("/measurements/device_memory_gib", 1e-3),
         ("/verifications/0/lowest_free_gib", 1e-100),
         ("/flags/mem_fraction_static", 1e-300),
-        ("/observed_at", (datetime.now(UTC) + timedelta(days=2)).isoformat()),
+        pytest.param("/observed_at", (datetime.now(UTC) + timedelta(days=2)).isoformat(), id="the day after next"),
     ],
 )
 def test_figures_that_nothing_measures_are_refused(client: Client, pointer: str, value: Any) -> None:

@@ -14,12 +14,12 @@ from schemathesis.config import SchemathesisConfig
 from api.samples import VERIFICATION, start
 from e2e.running import Server
 from kvyield_server.api.openapi import document
-from kvyield_server.app import HANDLERS
+from kvyield_server.api.router import API
 
 load_all_checks()
 # rules between fields are beyond a schema, so what it allows may be refused, by name, with a 422
 SETTINGS = {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "404", "409", "422"]}}}
-schema = schemathesis.openapi.from_dict(document(HANDLERS), config=SchemathesisConfig.from_dict(SETTINGS))
+schema = schemathesis.openapi.from_dict(document(API), config=SchemathesisConfig.from_dict(SETTINGS))
 EXAMPLES = 15
 KNOWN = "0197b0a0-0000-7000-8000-000000000002"
 

@@ -12,9 +12,7 @@ from litestar.response import Redirect
 from msgspec import Struct
 
 from kvyield_server import __version__
-from kvyield_server.api.auth import OPEN
 from kvyield_server.api.problems import STATUS_BY_KIND
-from kvyield_server.api.request import MEDIA
 from kvyield_server.errors import KvyieldError, NotFoundError
 
 PAGES = "/ui"
@@ -36,7 +34,7 @@ class ProblemKindOut(Struct, frozen=True, kw_only=True):
     meaning: str
 
 
-@get("/", operation_id="index", opt={MEDIA: ("application/json",)}, responses=TO_PAGES)
+@get("/", operation_id="index", responses=TO_PAGES)
 async def index(request: Request[Any, Any, Any]) -> IndexOut | Redirect:
     """Say where things are; a browser is sent to the pages."""
     if "text/html" in request.headers.get("accept", ""):
@@ -52,18 +50,18 @@ async def index(request: Request[Any, Any, Any]) -> IndexOut | Redirect:
     return IndexOut(name="kvyield", version=__version__, links=links)
 
 
-@head("/", opt=OPEN, include_in_schema=False)
+@head("/", include_in_schema=False)
 async def is_here() -> None:
     """Answer who only asks whether the service is here."""
 
 
-@get("/problems", operation_id="list_problems", opt=OPEN)
+@get("/problems", operation_id="list_problems")
 async def list_problems() -> list[ProblemKindOut]:
     """List the kinds of problems that this service answers with."""
     return [_kind(kind, status) for kind, status in STATUS_BY_KIND.items()]
 
 
-@get("/problems/{code:str}", operation_id="get_problem", opt=OPEN)
+@get("/problems/{code:str}", operation_id="get_problem")
 async def get_problem(code: FromPath[str]) -> ProblemKindOut:
     """Say what one kind of problem means."""
     for kind, status in STATUS_BY_KIND.items():
@@ -72,7 +70,7 @@ async def get_problem(code: FromPath[str]) -> ProblemKindOut:
     raise NotFoundError(f"There is no kind of problem {code!r}.", [kind.code for kind in STATUS_BY_KIND])
 
 
-@get("/schema/openapi.json", operation_id="openapi", opt=OPEN, include_in_schema=False)
+@get("/schema/openapi.json", operation_id="openapi", include_in_schema=False)
 async def openapi(request: Request[Any, Any, Any]) -> dict[str, Any]:
     """Return the OpenAPI document."""
     document: dict[str, Any] = request.app.state.openapi()

@@ -6,13 +6,11 @@ from typing import Any
 from uuid import UUID
 
 from litestar import MediaType, Request, Response, get, post
+from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
-from kvyield_server.api.auth import ASKS, POSTS, READS, actor_of, bound_to
-from kvyield_server.api.conditional import answer_of, answer_to, conditional
-from kvyield_server.api.kept import Answer
+from kvyield_server.api.auth import ASKERS, POSTERS, READERS, actor_of, bound_to
 from kvyield_server.api.problems import raise_faults
-from kvyield_server.api.request import JSON_OR_TEXT, QUERY, query_of
 from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.domain.answers import Advice
 from kvyield_server.schemas.predictions import PredictionsIn, PredictionsOut, prediction_out, predictions_faults
@@ -41,7 +39,7 @@ from kvyield_server.usecases.select import Selector
 from kvyield_server.usecases.settle import settle_by
 
 
-@post("/predictions", operation_id="post_predictions", opt=ASKS, status_code=200)
+@post("/predictions", operation_id="post_predictions", guards=[ASKERS], status_code=200)
 async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[PredictionsIn]) -> PredictionsOut:
     """Predict pool and free memory for sets of flags, in the order given."""
     raise_faults(predictions_faults(data))
@@ -54,23 +52,18 @@ async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[Predi
     return await services.read(work)
 
 
-@get("/recommend", operation_id="get_recommend", opt={**ASKS, **JSON_OR_TEXT, QUERY: RecommendQuery})
-async def get_recommend(request: Request[Any, Any, Any]) -> AdviceOut | Response[str]:
+@get("/recommend", operation_id="get_recommend", guards=[ASKERS])
+async def get_recommend(
+    request: Request[Any, Any, Any], parameters: NamedDependency[RecommendQuery]
+) -> AdviceOut | Response[str]:
     """Answer which memory flags to restart with; ``format`` renders the answer as text to paste."""
     services = services_of(request)
-
-    def make(uow: UnitOfWork) -> Answer:
-        query = query_of(request, RecommendQuery)
-        subject, advice = _advise(uow, services, query)
-        out = rendered(advice, query.format) if query.format else advice_out(advice, subject.pair_id)
-        return answer_of(out, advice.status.value)
-
-    answer = await answer_to(request, make)
-    services.metrics.recommendations.labels(answer.label).inc()
-    return conditional(request, answer)
+    subject, advice = await services.read(lambda uow: _advise(uow, services, parameters))
+    services.metrics.recommendations.labels(advice.status.value).inc()
+    return _text(advice, parameters.format) if parameters.format else advice_out(advice, subject.pair_id)
 
 
-@post("/recommendations", operation_id="post_recommendation", opt=ASKS)
+@post("/recommendations", operation_id="post_recommendation", guards=[ASKERS])
 async def post_recommendation(
     request: Request[Any, Any, Any], data: JSONBody[RecommendationIn]
 ) -> Response[RecommendationOut]:
@@ -88,13 +81,13 @@ async def post_recommendation(
 @get(
     "/recommendations/{recommendation_id:uuid}",
     operation_id="get_recommendation",
-    opt={**READS, **JSON_OR_TEXT, QUERY: FormatQuery},
+    guards=[READERS],
 )
 async def get_recommendation(
-    request: Request[Any, Any, Any], recommendation_id: FromPath[UUID]
+    request: Request[Any, Any, Any], recommendation_id: FromPath[UUID], parameters: NamedDependency[FormatQuery]
 ) -> RecommendationOut | Response[str]:
     """Return a stored answer, and the start that settled it."""
-    query, token_id = query_of(request, FormatQuery), bound_to(request)
+    token_id = bound_to(request)
 
     def work(uow: UnitOfWork) -> StoredRecommendation:
         stored = stored_recommendation(uow, recommendation_id)
@@ -102,13 +95,13 @@ async def get_recommendation(
         return stored
 
     stored = await services_of(request).read(work)
-    return _text(stored.advice, query.format) if query.format else recommendation_out(stored)
+    return _text(stored.advice, parameters.format) if parameters.format else recommendation_out(stored)
 
 
 @post(
     "/recommendations/{recommendation_id:uuid}/settlement",
     operation_id="post_settlement",
-    opt=POSTS,
+    guards=[POSTERS],
     status_code=200,
 )
 async def post_settlement(

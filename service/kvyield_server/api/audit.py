@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from litestar import Request, Response, get
+from litestar import Request, get
+from litestar.di import NamedDependency
 from msgspec import Struct
 
-from kvyield_server.api.auth import MANAGES
-from kvyield_server.api.conditional import answered
-from kvyield_server.api.pages import key_of, page_of
-from kvyield_server.api.request import QUERY, query_of
+from kvyield_server.api.auth import MANAGERS
+from kvyield_server.api.pagination import key_of, page_of
+from kvyield_server.api.services import services_of
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.paging import PageQuery
 from kvyield_server.usecases.ports import AuditEntry, UnitOfWork
@@ -32,16 +32,15 @@ class AuditEntryOut(Struct, frozen=True, kw_only=True):
     details: dict[str, Any]
 
 
-@get("/audit", operation_id="list_audit", opt={**MANAGES, QUERY: PageQuery})
-async def list_audit(request: Request[Any, Any, Any]) -> Response[Page[AuditEntryOut]]:
+@get("/audit", operation_id="list_audit", guards=[MANAGERS])
+async def list_audit(request: Request[Any, Any, Any], parameters: NamedDependency[PageQuery]) -> Page[AuditEntryOut]:
     """List changes by people: verifications, retractions, stored recommendations, tokens, retention; newest first."""
-    query = query_of(request, PageQuery)
-    after = key_of(query.page_token)
+    after = key_of(parameters.page_token)
 
     def work(uow: UnitOfWork) -> Page[AuditEntryOut]:
-        return page_of(uow.audit.page(after, query.page_size), _out)
+        return page_of(uow.audit.page(after, parameters.page_size), _out)
 
-    return await answered(request, work)
+    return await services_of(request).read(work)
 
 
 def _out(entry: AuditEntry) -> AuditEntryOut:

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from litestar import Request, Response, post
+from litestar import Request, post
 from litestar.params import JSONBody
 
-from kvyield_server.api.auth import POSTS, token_id_of
-from kvyield_server.api.encoded import EncodedResponse, encoded
+from kvyield_server.api.auth import POSTERS, token_id_of
 from kvyield_server.api.problems import ProblemContext, problem_of, raise_faults
 from kvyield_server.api.services import Services, services_of, utc_now
-from kvyield_server.errors import KvyieldError
+from kvyield_server.errors import KvyieldError, StorageUnavailableError
 from kvyield_server.schemas.batch import BatchIn, BatchItemOut, BatchOut
 from kvyield_server.schemas.observations import ObservationIn, content_digest, observation_faults, to_domain
 from kvyield_server.schemas.strict import FaultyBodyError, MalformedJsonError, decode
 from kvyield_server.usecases.ports import new_id
-from kvyield_server.usecases.record import Arrival, Recorded
+from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record_all
+
+Result = Recorded | Exception
 
 
-@post("/observations/batch", operation_id="post_observations", opt=POSTS, status_code=200)
-async def post_observations(request: Request[Any, Any, Any], data: JSONBody[BatchIn]) -> Response[BatchOut]:
+@post("/observations/batch", operation_id="post_observations", guards=[POSTERS], status_code=200)
+async def post_observations(request: Request[Any, Any, Any], data: JSONBody[BatchIn]) -> BatchOut:
     """Record up to 500 engine starts; each item is answered as if it were posted alone."""
     services, token_id, where = services_of(request), token_id_of(request), ProblemContext.of(request)
-    size = sum(len(memoryview(item)) for item in data.observations)
-    read = await services.decoded(size, lambda: [_read(item, token_id) for item in data.observations])
-    outcomes = iter(await services.intake.take_all([item for item in read if isinstance(item, Arrival)]))
+    read = await asyncio.to_thread(lambda: [_read(item, token_id) for item in data.observations])
+    outcomes = iter(await _recorded(services, [item for item in read if isinstance(item, Arrival)]))
     results = [next(outcomes) if isinstance(item, Arrival) else item for item in read]
-    _count(services, results)
-    out = BatchOut(items=[_item(index, result, where) for index, result in enumerate(results)])
-    return EncodedResponse(encoded(out))
+    for result in results:
+        if isinstance(result, Recorded):
+            services.metrics.count_observation(is_new=result.is_new)
+    return BatchOut(items=[_item(index, result, where) for index, result in enumerate(results)])
 
 
 def _read(item: msgspec.Raw, token_id: UUID | None) -> Arrival | Exception:
@@ -45,13 +47,19 @@ def _read(item: msgspec.Raw, token_id: UUID | None) -> Arrival | Exception:
     return Arrival(to_domain(body, new_id=new_id(), now=now), content_digest(body), token_id, now)
 
 
-def _count(services: Services, results: Sequence[Recorded | Exception]) -> None:
-    recorded = [result.is_new for result in results if isinstance(result, Recorded)]
-    services.metrics.new_observations.inc(sum(recorded))
-    services.metrics.known_observations.inc(len(recorded) - sum(recorded))
+async def _recorded(services: Services, arrivals: Sequence[Arrival]) -> Sequence[Outcome | KvyieldError]:
+    """Record starts in one write; where that fails, each in one of its own, so that one bad start fails alone."""
+    try:
+        return await services.write(record_all(arrivals))
+    except StorageUnavailableError:
+        raise
+    except KvyieldError as error:
+        if len(arrivals) == 1:
+            return [error]
+    return [outcome for each in arrivals for outcome in await _recorded(services, [each])]
 
 
-def _item(index: int, result: Recorded | Exception, where: ProblemContext) -> BatchItemOut:
+def _item(index: int, result: Result, where: ProblemContext) -> BatchItemOut:
     if isinstance(result, Recorded):
         return BatchItemOut(index=index, status=201 if result.is_new else 200, id=result.stored.observation.id)
     problem = problem_of(result, where)

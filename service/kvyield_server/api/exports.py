@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from typing import Any
 
 from litestar import Request, get
+from litestar.di import NamedDependency
 from litestar.response import Stream
 
-from kvyield_server.api.auth import MANAGES
-from kvyield_server.api.pages import where_of
-from kvyield_server.api.request import MEDIA, QUERY, query_of
+from kvyield_server.api.auth import MANAGERS
+from kvyield_server.api.pagination import where_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson
 from kvyield_server.schemas.paging import ExportQuery
@@ -18,21 +18,20 @@ from kvyield_server.usecases.export import export
 from kvyield_server.usecases.ports import ObservationFilter, StoredObservation
 
 Encode = Callable[[Iterable[StoredObservation]], bytes]
-EXPORTS = {**MANAGES, QUERY: ExportQuery}
 
 
-@get("/export/observations.ndjson", operation_id="export_ndjson", opt={**EXPORTS, MEDIA: ("application/x-ndjson",)})
-async def export_ndjson(request: Request[Any, Any, Any]) -> Stream:
+@get("/export/observations.ndjson", operation_id="export_ndjson", media_type="application/x-ndjson", guards=[MANAGERS])
+async def export_ndjson(request: Request[Any, Any, Any], parameters: NamedDependency[ExportQuery]) -> Stream:
     """Stream observations, newest first, one JSON object a line."""
-    where = where_of(query_of(request, ExportQuery))
-    return _stream(_chunks(services_of(request), where, ndjson), "application/x-ndjson", "observations.ndjson")
+    return _stream(
+        _chunks(services_of(request), where_of(parameters), ndjson), "application/x-ndjson", "observations.ndjson"
+    )
 
 
-@get("/export/observations.csv", operation_id="export_csv", opt={**EXPORTS, MEDIA: ("text/csv",)})
-async def export_csv(request: Request[Any, Any, Any]) -> Stream:
+@get("/export/observations.csv", operation_id="export_csv", media_type="text/csv", guards=[MANAGERS])
+async def export_csv(request: Request[Any, Any, Any], parameters: NamedDependency[ExportQuery]) -> Stream:
     """Stream observations, newest first, as a flat table."""
-    where = where_of(query_of(request, ExportQuery))
-    chunks = _chunks(services_of(request), where, csv_lines, head=csv_head())
+    chunks = _chunks(services_of(request), where_of(parameters), csv_lines, head=csv_head())
     return _stream(chunks, "text/csv", "observations.csv")
 
 
@@ -41,8 +40,8 @@ async def _chunks(
 ) -> AsyncIterator[bytes]:
     yield head
     pages = export(services.storage, where)
-    while (page := await services.off_loop(lambda: next(pages, None))) is not None:
-        yield await services.off_loop(lambda page=page: encode(page))  # type: ignore[misc]
+    while (page := await services.in_reader(lambda: next(pages, None))) is not None:
+        yield await services.in_reader(lambda page=page: encode(page))  # type: ignore[misc]
 
 
 def _stream(chunks: AsyncIterator[bytes], media_type: str, name: str) -> Stream:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from litestar import HttpMethod, Request, Response, get, route
+from litestar import HttpMethod, MediaType, Request, Response, get, route
 from litestar.handlers import HTTPRouteHandler
 from litestar.types import Method
 from litestar.types.internal_types import PathParameterDefinition
@@ -12,8 +12,7 @@ from msgspec import Struct
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from kvyield_server import __version__
-from kvyield_server.api.auth import ASKS, OPEN
-from kvyield_server.api.request import MEDIA
+from kvyield_server.api.auth import ASKERS
 from kvyield_server.api.services import services_of
 from kvyield_server.errors import MigrationNeededError, StorageUnavailableError
 from kvyield_server.usecases.ports import Storage
@@ -34,13 +33,13 @@ class HealthOut(Struct, frozen=True, kw_only=True):
     queue_depth: int
 
 
-@route("/health/live", http_method=_LOOKS, operation_id=_by_method, opt=OPEN)
+@route("/health/live", http_method=_LOOKS, operation_id=_by_method)
 async def live(request: Request[Any, Any, Any]) -> HealthOut:
     """Say that the process runs; looks at nothing else."""
     return HealthOut(status="live", version=__version__, queue_depth=services_of(request).storage.queue_depth)
 
 
-@route("/health/ready", http_method=_LOOKS, operation_id=_by_method, opt=OPEN)
+@route("/health/ready", http_method=_LOOKS, operation_id=_by_method)
 async def ready(request: Request[Any, Any, Any]) -> HealthOut:
     """Say that the database answers, takes writes again if the last one failed, and has the schema that this version
     needs; 503 when not."""
@@ -50,21 +49,19 @@ async def ready(request: Request[Any, Any, Any]) -> HealthOut:
         storage.ping()
         return storage.migration_current()
 
-    if not await services_of(request).off_loop(look):
+    if not await services_of(request).in_reader(look):
         raise MigrationNeededError("The database's schema is not this version's; run kvyield-server db upgrade.")
     return HealthOut(status="ready", version=__version__, queue_depth=storage.queue_depth)
 
 
-@get("/metrics", operation_id="metrics", opt={**ASKS, MEDIA: ("text/plain",)})
+@get("/metrics", operation_id="metrics", media_type=MediaType.TEXT, guards=[ASKERS])
 async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     """Return counters in the Prometheus text format, by route template."""
     services = services_of(request)
     services.metrics.queue.set(services.storage.queue_depth)
     services.metrics.fits.set(services.fits.made)
-    services.metrics.database.set(await services.off_loop(lambda: _answers(services.storage)))
-    return Response(
-        generate_latest(services.metrics.registry), media_type=CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")
-    )
+    services.metrics.database.set(await services.in_reader(lambda: _answers(services.storage)))
+    return Response(generate_latest(services.metrics.registry), media_type=_PROMETHEUS)
 
 
 def _answers(storage: Storage) -> bool:

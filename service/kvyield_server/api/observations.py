@@ -6,15 +6,13 @@ from typing import Any
 from uuid import UUID
 
 from litestar import Request, Response, get, post
+from litestar.di import NamedDependency
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.params import FromPath, JSONBody
 
-from kvyield_server.api.auth import MANAGES, POSTS, READS, actor_of, bound_to, token_id_of
-from kvyield_server.api.conditional import answered
-from kvyield_server.api.encoded import EncodedResponse, encoded
-from kvyield_server.api.pages import key_of, page_of, where_of
+from kvyield_server.api.auth import MANAGERS, POSTERS, READERS, actor_of, bound_to, token_id_of
+from kvyield_server.api.pagination import key_of, page_of, where_of
 from kvyield_server.api.problems import raise_faults
-from kvyield_server.api.request import QUERY, query_of
 from kvyield_server.api.services import services_of, utc_now
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.observations import (
@@ -33,40 +31,43 @@ from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, require_own_start, stored_observation
 from kvyield_server.usecases.ports import UnitOfWork, new_id
-from kvyield_server.usecases.record import Arrival, Recorded
+from kvyield_server.usecases.record import Recorded, record
 from kvyield_server.usecases.retract import retract
 from kvyield_server.usecases.verify import verify
 
 AGAIN = {200: ResponseSpec(ObservationOut, generate_examples=False, description="It was stored before.")}
 
 
-@post("/observations", operation_id="post_observation", opt=POSTS, responses=AGAIN)
+@post("/observations", operation_id="post_observation", guards=[POSTERS], responses=AGAIN)
 async def post_observation(request: Request[Any, Any, Any], data: JSONBody[ObservationIn]) -> Response[ObservationOut]:
     """Record one engine start; the same id or the same content again answers 200 with what is stored."""
     services, now = services_of(request), utc_now()
     raise_faults(observation_faults(data))
     start = to_domain(data, new_id=new_id(), now=now)
-    recorded = await services.intake.take(Arrival(start, content_digest(data), token_id_of(request), now))
-    (services.metrics.new_observations if recorded.is_new else services.metrics.known_observations).inc()
+    job = record(start, content_digest(data), token_id=token_id_of(request), now=now)
+    recorded = await services.write(job)
+    services.metrics.count_observation(is_new=recorded.is_new)
     return _answer(recorded)
 
 
-@get("/observations", operation_id="list_observations", opt={**READS, QUERY: ObservationsQuery})
-async def list_observations(request: Request[Any, Any, Any]) -> Response[Page[ObservationOut]]:
+@get("/observations", operation_id="list_observations", guards=[READERS])
+async def list_observations(
+    request: Request[Any, Any, Any], parameters: NamedDependency[ObservationsQuery]
+) -> Page[ObservationOut]:
     """List observations, newest first, without their log excerpts: GET /observations/{observation_id} has those."""
-    query, token_id = query_of(request, ObservationsQuery), bound_to(request)
-    where, after = where_of(query, token_id), key_of(query.page_token)
+    token_id = bound_to(request)
+    where, after = where_of(parameters, token_id), key_of(parameters.page_token)
 
     def work(uow: UnitOfWork) -> Page[ObservationOut]:
-        if query.pair_id is not None:
-            require_own_pair(uow, query.pair_id, token_id)
-        return page_of(uow.observations.page(where, after, query.page_size, with_logs=False), from_domain)
+        if parameters.pair_id is not None:
+            require_own_pair(uow, parameters.pair_id, token_id)
+        return page_of(uow.observations.page(where, after, parameters.page_size, with_logs=False), from_domain)
 
-    return await answered(request, work, seen_by=token_id)
+    return await services_of(request).read(work)
 
 
-@get("/observations/{observation_id:uuid}", operation_id="get_observation", opt=READS)
-async def get_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> Response[ObservationOut]:
+@get("/observations/{observation_id:uuid}", operation_id="get_observation", guards=[READERS])
+async def get_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> ObservationOut:
     """Return one observation."""
     token_id = bound_to(request)
 
@@ -75,10 +76,15 @@ async def get_observation(request: Request[Any, Any, Any], observation_id: FromP
         require_own_start(stored, token_id)
         return from_domain(stored)
 
-    return await answered(request, work, seen_by=token_id)
+    return await services_of(request).read(work)
 
 
-@post("/observations/{observation_id:uuid}/verifications", operation_id="post_verification", opt=POSTS, responses=AGAIN)
+@post(
+    "/observations/{observation_id:uuid}/verifications",
+    operation_id="post_verification",
+    guards=[POSTERS],
+    responses=AGAIN,
+)
 async def post_verification(
     request: Request[Any, Any, Any], observation_id: FromPath[UUID], data: JSONBody[VerificationIn]
 ) -> Response[ObservationOut]:
@@ -97,7 +103,7 @@ async def post_verification(
 @post(
     "/observations/{observation_id:uuid}/retraction",
     operation_id="post_retraction",
-    opt=MANAGES,
+    guards=[MANAGERS],
     status_code=200,
 )
 async def post_retraction(
@@ -111,4 +117,4 @@ async def post_retraction(
 def _answer(recorded: Recorded) -> Response[ObservationOut]:
     out = from_domain(recorded.stored)
     status = 201 if recorded.is_new else 200
-    return EncodedResponse(encoded(out), status_code=status, headers={"Location": f"/observations/{out.id}"})
+    return Response(out, status_code=status, headers={"Location": f"/observations/{out.id}"})

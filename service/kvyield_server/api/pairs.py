@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID
 
-from litestar import Request, Response, get
+from litestar import Request, get
+from litestar.di import NamedDependency
 from litestar.params import FromPath
 
-from kvyield_server.api.auth import READS, bound_to
-from kvyield_server.api.conditional import answered
-from kvyield_server.api.pages import key_of, page_of
-from kvyield_server.api.request import QUERY, query_of
+from kvyield_server.api.auth import READERS, bound_to
+from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.services import services_of
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.paging import PairsQuery
@@ -21,27 +20,26 @@ from kvyield_server.usecases.curve import curve
 from kvyield_server.usecases.ports import UnitOfWork
 
 
-@get("/pairs", operation_id="list_pairs", opt={**READS, QUERY: PairsQuery})
-async def list_pairs(request: Request[Any, Any, Any]) -> Response[Page[PairOut]]:
+@get("/pairs", operation_id="list_pairs", guards=[READERS])
+async def list_pairs(request: Request[Any, Any, Any], parameters: NamedDependency[PairsQuery]) -> Page[PairOut]:
     """List pairs, the newest first; an ingest token sees the pairs that it posted to."""
-    query, token_id = query_of(request, PairsQuery), bound_to(request)
-    after = key_of(query.page_token)
+    token_id, after = bound_to(request), key_of(parameters.page_token)
 
     def work(uow: UnitOfWork) -> Page[PairOut]:
-        return page_of(pairs_page(uow, query.search, after, query.page_size, token_id), pair_out)
+        return page_of(pairs_page(uow, parameters.search, after, parameters.page_size, token_id), pair_out)
 
-    return await answered(request, work, seen_by=token_id)
+    return await services_of(request).read(work)
 
 
-@get("/pairs/{pair_id:uuid}", operation_id="get_pair", opt=READS)
-async def get_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[PairOut]:
+@get("/pairs/{pair_id:uuid}", operation_id="get_pair", guards=[READERS])
+async def get_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> PairOut:
     """Return one pair."""
     token_id = bound_to(request)
-    return await answered(request, lambda uow: pair_out(readable_pair(uow, pair_id, token_id)), seen_by=token_id)
+    return await services_of(request).read(lambda uow: pair_out(readable_pair(uow, pair_id, token_id)))
 
 
-@get("/pairs/{pair_id:uuid}/fits", operation_id="get_fits", opt=READS)
-async def get_fits(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[FitsOut]:
+@get("/pairs/{pair_id:uuid}/fits", operation_id="get_fits", guards=[READERS])
+async def get_fits(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> FitsOut:
     """Return the fits of a pair: one per deployment, with the evidence used and set aside."""
     services, token_id = services_of(request), bound_to(request)
 
@@ -50,18 +48,22 @@ async def get_fits(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> 
         fit = services.fits.of_pair(uow, pair)
         return fits_out(pair.id, pair.revision, [deployment.summary for deployment in fit.deployments])
 
-    return await answered(request, work, seen_by=token_id)
+    return await services_of(request).read(work)
 
 
-@get("/pairs/{pair_id:uuid}/curve", operation_id="get_curve", opt={**READS, QUERY: CurveQuery})
-async def get_curve(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[CurveOut]:
+@get("/pairs/{pair_id:uuid}/curve", operation_id="get_curve", guards=[READERS])
+async def get_curve(
+    request: Request[Any, Any, Any], pair_id: FromPath[UUID], parameters: NamedDependency[CurveQuery]
+) -> CurveOut:
     """Return the yield curve of one deployment: medians and bands for plots."""
-    services, token_id, query = services_of(request), bound_to(request), query_of(request, CurveQuery)
+    services, token_id = services_of(request), bound_to(request)
 
     def work(uow: UnitOfWork) -> CurveOut:
         fits = services.fits.of_pair(uow, readable_pair(uow, pair_id, token_id))
-        low, high = query.lowest, query.highest
-        found = curve(pair_id, fits, deployment=query.deployment, lowest=low, highest=high, points=query.points)
+        low, high = parameters.lowest, parameters.highest
+        found = curve(
+            pair_id, fits, deployment=parameters.deployment, lowest=low, highest=high, points=parameters.points
+        )
         return curve_out(found)
 
-    return await answered(request, work, seen_by=token_id)
+    return await services_of(request).read(work)

@@ -16,6 +16,7 @@ from litestar.exceptions import (
     NotFoundException,
     ValidationException,
 )
+from litestar.routes import HTTPRoute
 from litestar.types import ExceptionHandlersMap
 
 from kvyield_server.api.telemetry import request_id_of
@@ -178,6 +179,8 @@ def _as_known_http(error: HTTPException) -> KvyieldError:
         return MethodNotAllowedError("The path exists and does not take this method; the Allow header lists which.")
     if isinstance(error, ValidationException):
         return InvalidError([("", str(error.detail))])
+    if error.status_code == 413:
+        return TooLargeError("The body is longer than this service reads; send observations in smaller batches.")
     if isinstance(error, ClientException) or error.status_code < 500:
         return MalformedError(str(error.detail))
     return KvyieldError("Something went wrong here, not in the request; the log holds it by the request id.")
@@ -192,12 +195,12 @@ def _headers(request: Request[Any, Any, Any], status: int) -> dict[str, str]:
 
 
 def _allowed(request: Request[Any, Any, Any]) -> list[str]:
-    router, path = request.app.asgi_router, request.scope["path"]
-    allowed = []
-    for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"):
-        try:
-            router.handle_routing(path=path, method=method)
-        except HTTPException:
-            continue
-        allowed.append(method)
-    return allowed
+    """Return the methods of the routes that lead to a path."""
+    path = request.scope["path"]
+    here = (it for it in request.app.routes if isinstance(it, HTTPRoute) and _leads_to(it.path_format, path))
+    return sorted({method for route in here for method in route.methods})
+
+
+def _leads_to(template: str, path: str) -> bool:
+    parts, given = template.strip("/").split("/"), path.strip("/").split("/")
+    return len(parts) == len(given) and all(a == b or a.startswith("{") for a, b in zip(parts, given, strict=True))

@@ -6,7 +6,7 @@ from typing import Any
 
 from litestar import Request, Response
 
-from kvyield_server.api.pages import key_of, page_of
+from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.services import services_of
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import look

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import msgspec
 
-from kvyield_server.api.pages import key_of, page_of, where_of
+from kvyield_server.api.pagination import key_of, page_of, where_of
 from kvyield_server.domain.facts.observation import EngineName, Outcome
 from kvyield_server.pages.views.starts import start_row
 from kvyield_server.pages.views.words import engine_word, outcome_word

@@ -9,7 +9,7 @@ import msgspec
 from litestar import MediaType, Request, Response, post
 from litestar.params import FromPath
 
-from kvyield_server.api.auth import token_of
+from kvyield_server.api.auth import actor_of, token_of
 from kvyield_server.api.services import services_of, utc_now
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import MANAGES, look
@@ -28,7 +28,7 @@ async def show_observation(request: Request[Any, Any, Any], observation_id: From
     return await _shown(request, observation_id, "", 200)
 
 
-@post("/ui/observations/{observation_id:uuid}/retraction", opt=MANAGES)
+@post("/ui/observations/{observation_id:uuid}/retraction", guards=[MANAGES])
 async def retract_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> Response[Any]:
     """Mark a start as not to be believed, and show it again."""
     reason = str((await request.form()).get("reason", "")).strip()
@@ -36,9 +36,7 @@ async def retract_observation(request: Request[Any, Any, Any], observation_id: F
         body = msgspec.convert({"reason": reason.replace("\0", "")}, RetractionIn)
     except msgspec.ValidationError:
         return await _shown(request, observation_id, "Say why, in up to 200 characters.", 422)
-    token = token_of(request)
-    actor = token.name if token else "loopback"
-    await services_of(request).write(retract(observation_id, body.reason, actor=actor, now=utc_now()))
+    await services_of(request).write(retract(observation_id, body.reason, actor=actor_of(request), now=utc_now()))
     location = {"Location": f"/ui/observations/{observation_id}"}
     return Response("", status_code=303, headers=location, media_type=MediaType.HTML)
 

@@ -56,7 +56,7 @@ async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) 
     return page(request, "advice.html", values, status_code=status, headers={"HX-Replace-Url": address})
 
 
-@post("/ui/pairs/{pair_id:uuid}/advice", opt=LOOKS)
+@post("/ui/pairs/{pair_id:uuid}/advice", guards=[LOOKS])
 async def keep_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[Any]:
     """Keep the advice in the log, so that the start that follows can settle it."""
     services = services_of(request)

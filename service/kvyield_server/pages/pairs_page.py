@@ -8,8 +8,8 @@ from typing import Any
 import structlog
 from litestar import Request, Response
 
-from kvyield_server.api.auth import gate_of
-from kvyield_server.api.pages import key_of, page_of
+from kvyield_server.api.auth import token_of
+from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import Outcome
 from kvyield_server.errors import KvyieldError
@@ -33,7 +33,7 @@ MOST_SEARCHED = 200
 @look("/ui")
 async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
     """Show pairs, the newest first, or how to record the first one."""
-    services, gate = services_of(request), gate_of(request)
+    services = services_of(request)
     search = request.query_params.get("search", "").strip()[:MOST_SEARCHED].replace("\0", "")
     token = request.query_params.get("page_token")
 
@@ -42,9 +42,9 @@ async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
         rows = [row_of(uow, services, pair) for pair in found.items]
         return {"rows": rows, "next_token": found.next_page_token}
 
-    values = await services_of(request).read(work)
+    values = await services.read(work)
     is_empty = not values["rows"] and not search and not token
-    first = first_visit(request, needs_token=await gate.is_closed(services)) if is_empty else {}
+    first = first_visit(request, needs_token=token_of(request) is not None) if is_empty else {}
     shown = {"here": "pairs", "search": search, "is_later": bool(token), "is_empty": is_empty}
     return page(request, "pairs.html", {**shown, **values, **first})
 

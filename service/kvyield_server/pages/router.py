@@ -13,7 +13,7 @@ from litestar.static_files import create_static_files_router
 from kvyield_server.errors import KvyieldError
 from kvyield_server.pages import advice_page, observation_page, pair_page, pairs_page, sign_in
 from kvyield_server.pages.rendering import SECURITY_HEADERS, STATIC_FOLDER, STATIC_PATH
-from kvyield_server.pages.session import ANYONE, answer_page_error, page_guard
+from kvyield_server.pages.session import answer_page_error, own_forms_only
 
 MAX_PATH_BYTES = 200
 
@@ -38,7 +38,7 @@ def page_routers() -> Sequence[Router]:
     pages = Router(
         "/",
         route_handlers=HANDLERS,
-        guards=[page_guard],
+        guards=[own_forms_only],
         include_in_schema=False,
         exception_handlers={
             KvyieldError: answer_page_error,
@@ -50,7 +50,6 @@ def page_routers() -> Sequence[Router]:
         path=STATIC_PATH,
         directories=[STATIC_FOLDER],
         include_in_schema=False,
-        opt=ANYONE,
         cache_control=CacheControlHeader(max_age=31_536_000, public=True, immutable=True),
         before_request=_refuse_no_name,
         after_request=_secured,

@@ -3,62 +3,47 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
 import structlog
 from litestar import HttpMethod, MediaType, Request, Response
-from litestar.connection import ASGIConnection
 from litestar.datastructures import Cookie
 from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
+from litestar.types import Guard
 
-from kvyield_server.api.auth import TOKEN, gate_of
+from kvyield_server.api.auth import Allows, Connection, authenticate
 from kvyield_server.api.problems import ProblemContext, problem_of
-from kvyield_server.api.request import QUERY
-from kvyield_server.api.services import Services, services_of, utc_now
-from kvyield_server.api.telemetry import CALLER
+from kvyield_server.api.services import Services, utc_now
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.pages.rendering import page
 from kvyield_server.usecases.ports import ApiToken, Role
-from kvyield_server.usecases.tokens import authenticate
 
 log = structlog.get_logger("kvyield.pages")
 
 COOKIE = "kvyield_session"
-SEEN_BY = "page_roles"
-LOOKS: dict[str, Any] = {SEEN_BY: frozenset({Role.READ, Role.ADMIN}), QUERY: None}
-MANAGES: dict[str, Any] = {SEEN_BY: frozenset({Role.ADMIN}), QUERY: None}
-ANYONE: dict[str, Any] = {QUERY: None}
 _READS = (HttpMethod.GET, HttpMethod.HEAD)
 _OWN_PAGE = re.compile(r"/ui(?:[/?][!-\[\]-~]*)?")  # printable ASCII without blanks and backslashes
 _OWN_SITES = ("same-origin", "none")
 
 
-def look(path: str, opt: Mapping[str, Any] = LOOKS) -> HTTPRouteHandler:
+class SignedIn(Allows):
+    """A guard that lets a person through whose cookie holds a token of one of these roles; anyone while no token
+    exists."""
+
+    def text_of(self, connection: Connection) -> str:
+        """Return the token that the person signed in with; nothing when nobody did."""
+        return connection.cookies.get(COOKIE, "")
+
+
+LOOKS = SignedIn(Role.READ, Role.ADMIN)
+MANAGES = SignedIn(Role.ADMIN)
+
+
+def look(path: str, guards: Sequence[Guard] = (LOOKS,)) -> HTTPRouteHandler:
     """Return the decorator of a page that is only looked at: it answers GET, and HEAD with the same headers."""
-    return HTTPRouteHandler(path, http_method=_READS, opt=opt)
-
-
-async def page_guard(connection: ASGIConnection[Any, Any, Any, Any], handler: BaseRouteHandler) -> None:
-    """Let a person through whose token has one of the page's roles; anyone while no token exists.
-
-    Raises:
-        UnauthenticatedError: no cookie, or a token that is unknown, expired or revoked.
-        ForbiddenError: the token's role does not allow this, or another site sent the form.
-    """
-    if connection.scope.get("method", "GET") not in ("GET", "HEAD"):
-        refuse_other_sites(connection)
-    roles = handler.opt.get(SEEN_BY)
-    services, gate = services_of(connection), gate_of(connection)
-    if not roles or not await gate.is_closed(services):
-        return
-    token = await signed_in(services, connection.cookies.get(COOKIE, ""))
-    connection.scope["state"][TOKEN] = token
-    connection.scope["state"][CALLER] = token.name
-    if token.roles.isdisjoint(roles):
-        needed = " or ".join(sorted(role.value for role in roles))
-        raise ForbiddenError(f"The token {token.name!r} has the role {token.roles_text}; this needs {needed}.")
+    return HTTPRouteHandler(path, http_method=_READS, guards=guards)
 
 
 async def signed_in(services: Services, text: str) -> ApiToken:
@@ -68,20 +53,22 @@ async def signed_in(services: Services, text: str) -> ApiToken:
         UnauthenticatedError: there is none that is valid now.
         ForbiddenError: it is a host's token, which posts and looks at nothing.
     """
-    if not text:
-        raise UnauthenticatedError("Sign in with a token to see this page.")
-    token = await services.read(lambda uow: authenticate(uow, text, now=utc_now()))
+    token = await authenticate(services, text)
+    if token is None:
+        raise UnauthenticatedError("No token exists yet, and none is needed.")
     if token.only_posts:
         raise ForbiddenError("An ingest token is for a host that posts; sign in with a read or admin token.")
     return token
 
 
-def refuse_other_sites(connection: ASGIConnection[Any, Any, Any, Any]) -> None:
-    """Return when a form comes from one of our own pages.
+def own_forms_only(connection: Connection, _: BaseRouteHandler) -> None:
+    """Refuse, as a guard of all pages, a form that is not of our own pages.
 
     Raises:
         ForbiddenError: a browser says that another site sent it.
     """
+    if connection.scope.get("method", "GET") in _READS:
+        return
     site, origin = connection.headers.get("sec-fetch-site"), connection.headers.get("origin")
     is_own_origin = origin is None or urlsplit(origin).netloc == connection.headers.get("host")
     if (site is not None and site not in _OWN_SITES) or not is_own_origin:

@@ -9,16 +9,16 @@ from litestar import MediaType, Request, Response, post
 from kvyield_server.api.services import services_of
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.pages.rendering import page
-from kvyield_server.pages.session import ANYONE, COOKIE, look, safe_next, session_cookie, signed_in
+from kvyield_server.pages.session import COOKIE, look, safe_next, session_cookie, signed_in
 
 
-@look("/ui/sign-in", opt=ANYONE)
+@look("/ui/sign-in", guards=())
 async def sign_in_page(request: Request[Any, Any, Any]) -> Response[str]:
     """Show the form that takes a token."""
     return _form(request, safe_next(request.query_params.get("next")), "", 200)
 
 
-@post("/ui/sign-in", opt=ANYONE)
+@post("/ui/sign-in")
 async def sign_in(request: Request[Any, Any, Any]) -> Response[Any]:
     """Keep a valid token in a cookie and go on; show the form again for any other."""
     form = await request.form()
@@ -31,7 +31,7 @@ async def sign_in(request: Request[Any, Any, Any]) -> Response[Any]:
     return Response("", status_code=303, headers={"Location": wanted}, cookies=[cookie], media_type=MediaType.HTML)
 
 
-@post("/ui/sign-out", opt=ANYONE)
+@post("/ui/sign-out")
 async def sign_out() -> Response[Any]:
     """Forget the token."""
     response = Response("", status_code=303, headers={"Location": "/ui/sign-in"}, media_type=MediaType.HTML)

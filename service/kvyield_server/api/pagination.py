@@ -1,4 +1,4 @@
-"""What list handlers share: from query to filter and key, from stored page to wire page."""
+"""Pages of lists: from query to filter and key, from stored page to wire page."""
 
 from __future__ import annotations
 
