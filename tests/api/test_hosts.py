@@ -57,6 +57,6 @@ def test_this_machine_is_answered_by_any_of_its_names(client: Client, host: str)
 
 def test_with_tokens_the_token_decides(client: Client, storage: MemoryStorage) -> None:
     """Once a token exists, a proxy may pass any Host on: no page of another site knows the token."""
-    _, text = create(storage, "reader", "read", "1d")
+    _, text = create(storage, "reader", ["read"], "1d")
     headers = {"host": "kv.example", "authorization": f"Bearer {text}"}
     assert client.get("/observations", headers=headers).status_code == 200

@@ -247,8 +247,14 @@ def test_a_body_that_nobody_waits_for_ends_the_connection(hasty: Server) -> None
     [
         b"NO HTTP\r\n\r\n",
         b"POST /observations HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-        b"GET http:/// HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /observations HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
+        b"POST /observations HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n{}",
+        b"POST /observations HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n{}\r\n",
+        b"GET /pairs HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"GET /pairs HTTP/1.1\r\n\r\n",
+        b"GET /pairs HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 70_000,
     ],
+    ids=["words", "negative", "two lengths", "coding", "chunk", "blank", "no host", "long"],
 )
 def test_what_is_no_http_is_answered_as_a_problem(server: Server, sent: bytes) -> None:
     """Broken framing answers 400 with problem details, and hangs up."""

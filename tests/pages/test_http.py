@@ -42,11 +42,6 @@ def token(storage: MemoryStorage, role: Role, days: float = 1) -> str:
     return text
 
 
-def look_again(client: Client) -> None:
-    """Let the service see at once that a token exists; it looks once a second by itself."""
-    client.app.gate._looked_at = float("-inf")
-
-
 def pair(storage: MemoryStorage) -> str:
     with storage.read() as unit:
         return str(next(name.id for name in unit.pairs.names() if name.model == MODEL))
@@ -157,7 +152,6 @@ def test_forms_of_other_sites_are_refused(client: Client, storage: MemoryStorage
 def test_once_a_token_exists_pages_ask_for_one(client: Client, storage: MemoryStorage) -> None:
     """Without a session a page leads to the sign-in and back; a fragment tells the script to go there."""
     token(storage, Role.READ)
-    look_again(client)
     answer = client.get("/ui/advice?page_token=x")
     assert answer.status_code == 303
     assert answer.headers["location"] == "/ui/sign-in?next=%2Fui%2Fadvice%3Fpage_token%3Dx"
@@ -177,7 +171,6 @@ def test_the_session_cookie_is_out_of_reach(client: Client, storage: MemoryStora
     assert client.get("/ui").status_code == 200
     client.post("/ui/sign-out")
     client.cookies.clear()
-    look_again(client)
     assert client.get("/ui").status_code == 303
 
 
@@ -186,7 +179,6 @@ def test_only_an_admin_may_retract(client: Client, storage: MemoryStorage, role:
     """A read token sees no retraction form and is refused; an admin's retraction is kept."""
     start, text = newest(storage), token(storage, role)
     client.post("/ui/sign-in", data={"token": text})
-    look_again(client)
     assert ("Retract this start" in client.get(f"/ui/observations/{start}").text) == (role is Role.ADMIN)
     assert client.post(f"/ui/observations/{start}/retraction", data={"reason": "neighbour"}).status_code == status
 
@@ -277,7 +269,7 @@ def test_a_pair_that_cannot_be_fitted_is_listed_beside_the_others(client: Client
     """The list of pairs answers, and says at that pair that it could not be fitted."""
     other = {**worked_case()[0], "id": None, "model": {"name": "other"}}
     assert client.post("/observations", json=other).status_code == 201
-    fits, broken = client.app.services.fits, pair(storage)
+    fits, broken = client.app.state.services.fits, pair(storage)
     made = fits.of_pair
 
     def of_pair(unit: Any, each: Any, *more: Any) -> Any:
