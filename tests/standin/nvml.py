@@ -27,20 +27,26 @@ class FakeCard:
     free_gib: Callable[[], float] = lambda: 70.0
     mig_devices: Sequence[FakeCard] = ()
     processes: Sequence[tuple[int, int | None]] = ()
+    reserved_gib: float = 0.5
 
 
 @dataclass
 class FakeNvml:
-    """What ``kvyield.gpu`` uses of ``pynvml``."""
+    """What ``kvyield.gpu`` uses of ``pynvml``. ``tells_reserved``: it has the second version of memory information."""
 
     cards: Sequence[FakeCard] = ()
     driver: bool = True
     sessions: int = 0
     lost: bool = False
+    tells_reserved: bool = False
 
     NVMLError = FakeNvmlError
     NVML_DEVICE_MIG_ENABLE = 1
     NVML_ERROR_NOT_SUPPORTED = 3
+
+    def __post_init__(self) -> None:
+        if self.tells_reserved:
+            self.nvmlMemory_v2 = 0x02000028  # the real module's name and value
 
     def nvmlInit(self) -> None:  # noqa: N802 - the real module's name
         if not self.driver:
@@ -75,12 +81,15 @@ class FakeNvml:
     def nvmlDeviceGetUUID(self, card: FakeCard) -> str:  # noqa: N802 - the real module's name
         return card.uuid
 
-    def nvmlDeviceGetMemoryInfo(self, card: FakeCard) -> SimpleNamespace:  # noqa: N802 - the real module's name
+    def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> SimpleNamespace:  # noqa: N802 - ditto
         if self.lost:
             raise FakeNvmlError(15, "GPU is lost")
         if card.total_gib is None:
             raise FakeNvmlError(3, "Not Supported")
-        return SimpleNamespace(total=int(card.total_gib * GIB), free=int(card.free_gib() * GIB))
+        told = SimpleNamespace(total=int(card.total_gib * GIB), free=int(card.free_gib() * GIB))
+        if version is not None:
+            told.reserved = int(card.reserved_gib * GIB)
+        return told
 
     def nvmlDeviceGetComputeRunningProcesses(self, card: FakeCard) -> list[SimpleNamespace]:  # noqa: N802 - ditto
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]

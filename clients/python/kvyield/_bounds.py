@@ -20,7 +20,7 @@ _LARGEST = {"gib": 1e6, "tokens": 1e12, "seconds": 1e7, "fraction": 1.0, "count"
 _LEAST = {"gib": 1e-6, "tokens": 1, "seconds": 1e-6, "fraction": 1e-3, "count": 1}
 _LEAST_MEMORY, _LARGEST_MEMORY = 0.1, 1e5
 _UNIT = {"fitted_max_model_len": "tokens", "rank": "count"}
-_MEMORY = frozenset({"memory_gib", "device_memory_gib", "gpu_memory_gib"})
+_MEMORY = frozenset({"memory_gib", "driver_memory_gib", "device_memory_gib", "gpu_memory_gib"})
 _SIGNED = frozenset({"available_kv_cache_gib"})
 _NOT_ZERO = frozenset(
     {

@@ -41,6 +41,8 @@ FRACTION_FLAG = {
     "tensorrt-llm": "free_gpu_memory_fraction",
     "lmdeploy": "cache_max_entry_count",
 }
+FREE_NOW = ("free_gib", "held_gib")
+RESIDENT_SHARE = 0.95
 _MEASUREMENTS = tuple(_wire.Measurements.__struct_fields__)
 _FAILURE = tuple(name for name in _wire.Failure.__struct_fields__ if name not in ("phase", "message", "cause"))
 
@@ -52,8 +54,9 @@ class Extras:
     """What a start is completed with: options, the card's facts, the configuration file, the model's ``config.json``.
 
     ``options``, ``card`` and ``configured`` use the names ``gpu``, ``gpu_count``, ``gpu_memory_gib``,
-    ``unified_memory``, ``model``, ``model_revision``, ``engine_version`` and ``host``; ``flags`` fills flags that the
-    log does not tell. ``model_name`` is the name in the model's ``config.json``.
+    ``unified_memory``, ``model``, ``model_revision``, ``engine_version`` and ``host``, ``card`` also
+    ``driver_memory_gib`` and, for a start that just became ready, ``free_gib`` and ``held_gib`` of the fullest GPU;
+    ``flags`` fills flags that the log does not tell. ``model_name`` is the name in the model's ``config.json``.
     """
 
     options: Known = field(default_factory=dict)
@@ -105,17 +108,18 @@ class _Assembly:
     def build(self, source: str) -> Assembled:
         flags = self.flags()
         self.drop_foreign_card()
+        hardware = self.hardware(flags)
         draft: dict[str, Any] = {
             "id": None,
             "observed_at": self.observed_at(),
             "host": self.named("host", "host"),
             "source": source,
-            "hardware": self.hardware(flags),
+            "hardware": hardware,
             "model": self.model(),
             "engine": self.engine(),
             "flags": flags,
             "outcome": self.start.outcome,
-            "measurements": self.measurements(),
+            "measurements": self.measurements(hardware["gpu_count"]),
             "failure": self.failure(),
             "verifications": [],
             "recommendation_id": self.extras.recommendation_id,
@@ -153,6 +157,7 @@ class _Assembly:
             "memory_gib": self.chosen(
                 "hardware.memory_gib", [*measured, *self.stated("gpu_memory_gib", first="card")], same_size
             ),
+            "driver_memory_gib": self.chosen("hardware.driver_memory_gib", [self.extras.card.get("driver_memory_gib")]),
             "unified_memory": self.unified_memory(gpu),
         }
 
@@ -203,13 +208,28 @@ class _Assembly:
             flags[name] = redacted(value) if isinstance(value, str) else value
         return flags
 
-    def measurements(self) -> dict[str, Any]:
+    def measurements(self, gpu_count: int | None) -> dict[str, Any]:
         told = dict(self.start.measurements)
+        if "free_at_ready_gib" not in told and (free := self.free_now(gpu_count)):
+            told["free_at_ready_gib"] = free
         early = told.get("free_at_pool_end_gib")
         if "free_at_ready_gib" not in told and early is not None and self.start.outcome == "ready":
             note = "read at pool end, before graphs: an upper bound"
             told["free_at_ready_gib"] = Sourced(early.value, f"{early.source} ({note})")
         return {name: self.measured(f"measurements.{name}", told.get(name)) for name in _MEASUREMENTS}
+
+    def free_now(self, gpu_count: int | None) -> Sourced | None:
+        """Free memory as the GPUs tell it, where the engine just became ready, uses all GPUs of this host, and its pool
+        is in their memory.
+        """
+        card, told = self.extras.card, self.start.measurements
+        free, held, count = (card.get(name) for name in ("free_gib", "held_gib", "gpu_count"))
+        parts = [told.get(name) for name in ("kv_cache_gib", "weights_gib")]
+        needed = sum(float(str(part.value)) for part in parts if part is not None)
+        if self.start.outcome != "ready" or free is None or held is None or count is None or not needed:
+            return None
+        is_resident = float(str(held.value)) >= RESIDENT_SHARE * needed
+        return free if is_resident and count.value == gpu_count else None
 
     def failure(self) -> dict[str, Any] | None:
         if self.start.outcome == "ready":

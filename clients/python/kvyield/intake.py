@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvyield._bounded import MOST_BYTES
 from kvyield._errors import KvyieldError
-from kvyield.assemble import Assembled, Extras, assemble
+from kvyield.assemble import FREE_NOW, Assembled, Extras, assemble
 from kvyield.engines import Sourced, Start, read_starts
 from kvyield.modelconfig import find_model_config, name_in_config, read_model_config
 from kvyield.processes import Listener
 from kvyield.sources import Source, file_source
+
+if TYPE_CHECKING:
+    from kvyield.gpu import Card
+
+TAIL_LINES = 2000
+LONGEST_TAIL_LINE = 1000
+_READY = re.compile(
+    rb"fired up and ready to roll|Application startup complete|Uvicorn running on|ready to serve|LlamaBatch<T>::Start"
+)
+_SERVED = re.compile(rb"\"POST /|(?:Prefill|Decode) batch|throughput: (?!0\.0)|Received request|Added request")
 
 Get = Callable[[str], tuple[int, bytes]]
 
@@ -55,12 +68,16 @@ def read(source: Source, extras: Extras, *, engine: str | None = None, running: 
     Raises `SourceError` when the log cannot be read.
     """
     reading = Reading(source.name)
-    starts = list(read_starts(_counted(source.lines(), reading), engine=engine, reference_time=source.written_until))
+    tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+    lines = _counted(source.lines(), reading, tail)
+    starts = list(read_starts(lines, engine=engine, reference_time=source.written_until))
     if running is not None:
         starts[-1:] = _with_endpoints(running, starts[-1:], reading)
+    last = extras if source.is_local and is_untouched(tail) else without_free_memory(extras)
+    earlier = replace(without_free_memory(extras), recommendation_id=None)
     for index, start in enumerate(starts):
         is_last = index == len(starts) - 1
-        _take(reading, start, extras if is_last else replace(extras, recommendation_id=None), is_local=source.is_local)
+        _take(reading, start, last if is_last else earlier, is_local=source.is_local)
     reading.notes += source.notes
     return reading
 
@@ -73,7 +90,7 @@ def read_endpoints_only(running: Running, extras: Extras) -> Reading:
             start.observed_at = running.listener.started_at
             source = f"the process {running.listener.pid} of this host"
             start.flags.setdefault("port", Sourced(running.port, source))
-        _take(reading, start, extras, is_local=running.is_local, source="endpoint")
+        _take(reading, start, without_free_memory(extras), is_local=running.is_local, source="endpoint")
     return reading
 
 
@@ -101,14 +118,42 @@ def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], s
     source = f"this host's cards ({found[0].tool})"
     facts["gpu"] = Sourced(name, source)
     facts["gpu_count"] = Sourced(len(found), source)
-    facts["gpu_memory_gib"] = Sourced(round(min(card.memory_gib for card in found), 2), source)
+    facts["gpu_memory_gib"] = _framework_total(found, source)
+    facts["driver_memory_gib"] = Sourced(round(min(card.memory_gib for card in found), 2), f"{source}, driver's total")
+    fullest = min(found, key=lambda card: card.free_gib)
+    now = f"{source}, read after the engine was ready and before it served a request"
+    facts["free_gib"] = Sourced(round(fullest.free_gib, 3), now)
+    facts["held_gib"] = Sourced(round(fullest.memory_gib - fullest.free_gib, 3), now)
     facts["unified_memory"] = Sourced(any(card.unified_memory for card in found), source)
     return facts, None
 
 
-def _counted(lines: Iterator[bytes], reading: Reading) -> Iterator[bytes]:
+def _framework_total(found: Sequence[Card], source: str) -> Sourced:
+    """What a framework sees of one GPU's memory: the driver's total less what it reserves, where the driver tells."""
+    usable = [card.usable_gib for card in found if card.usable_gib is not None]
+    if len(usable) == len(found):
+        return Sourced(round(min(usable), 2), f"{source}, driver's total less what it reserves")
+    least = min(card.memory_gib for card in found)
+    return Sourced(round(least, 2), f"{source}, driver's total: it does not tell what it reserves")
+
+
+def is_untouched(tail: Iterable[bytes]) -> bool:
+    """Whether a log's last lines show an engine that became ready and has not served a request since."""
+    lines = list(tail)
+    ready = max((index for index, line in enumerate(lines) if _READY.search(line)), default=None)
+    return ready is not None and not any(_SERVED.search(line) for line in lines[ready + 1 :])
+
+
+def without_free_memory(extras: Extras) -> Extras:
+    """The extras for a start to which the free memory of now does not belong."""
+    kept = {name: fact for name, fact in extras.card.items() if name not in FREE_NOW}
+    return replace(extras, card=kept)
+
+
+def _counted(lines: Iterator[bytes], reading: Reading, tail: deque[bytes]) -> Iterator[bytes]:
     for line in lines:
         reading.lines += 1
+        tail.append(line[:LONGEST_TAIL_LINE])
         yield line
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import BinaryIO
 
@@ -22,14 +22,15 @@ from kvyield._disk import reason_of, write_atomically
 from kvyield._errors import IncompleteError
 from kvyield._ids import told_apart_id
 from kvyield.assemble import Extras
-from kvyield.engines import Start, read_starts
-from kvyield.intake import completed
+from kvyield.engines import Sourced, Start, read_starts
+from kvyield.intake import completed, without_free_memory
 
 POLL_SECONDS = 0.5
 REMEMBERED = 500
 LONGEST_LINE_BYTES = 2**20
 BLOCK_BYTES = 2**16
 BEFORE_A_START = timedelta(seconds=2)
+JUST_READY = timedelta(seconds=15)
 
 
 class Bookmark(msgspec.Struct, kw_only=True):
@@ -68,6 +69,7 @@ class Watch:
     """Takes starts out of lines as they come.
 
     ``bring`` brings an observation to the spool and the service; it says what came of it, and whether it is kept.
+    ``card_now`` reads this host's GPUs, when an engine just became ready.
     """
 
     bookmark: BookmarkFile
@@ -76,6 +78,7 @@ class Watch:
     say: Callable[[str], None]
     engine: str | None = None
     is_local: bool = True
+    card_now: Callable[[], Mapping[str, Sourced]] = dict
     brought: int = field(default=0, init=False)
 
     def follow(self, lines: Iterable[bytes]) -> None:
@@ -85,7 +88,10 @@ class Watch:
                 self._take(start)
 
     def _take(self, start: Start) -> None:
-        found = completed(start, self.extras, is_local=self.is_local)
+        extras = without_free_memory(self.extras)
+        if self.is_local and became_ready_now(start):
+            extras = replace(extras, card=self.card_now() or extras.card)
+        found = completed(start, extras, is_local=self.is_local)
         try:
             observation = found.observation()
         except IncompleteError as error:
@@ -106,6 +112,15 @@ class Watch:
         fault = self.bookmark.save()
         if fault:
             self.say(fault)
+
+
+def became_ready_now(start: Start) -> bool:
+    """Whether the engine said that it was ready moments ago: the memory that is free now is what was free then."""
+    seconds = start.measurements.get("startup_seconds")
+    if start.outcome != "ready" or start.observed_at is None or seconds is None:
+        return False
+    ready = start.observed_at + timedelta(seconds=float(str(seconds.value)))
+    return abs(datetime.now(timezone.utc) - ready) <= JUST_READY
 
 
 def _key(observation: _wire.Observation) -> str:

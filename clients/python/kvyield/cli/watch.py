@@ -130,7 +130,8 @@ def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
         raise click.UsageError("which log? give --journal, --log, --docker, --kubernetes or -")
     digest = hashlib.sha256(source.name.encode()).hexdigest()[:12]
     state = Path(given["state"]) if given["state"] else settings.spool.parent / "watch" / f"{digest}.json"
-    card, _ = card_facts(configured_facts(settings)) if source.is_local and not given["no_card"] else ({}, None)
+    wants_card = source.is_local and not given["no_card"]
+    card, _ = card_facts(configured_facts(settings)) if wants_card else ({}, None)
     return Watch(
         bookmark=BookmarkFile(state),
         extras=extras_of(given, settings, card),
@@ -138,6 +139,7 @@ def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
         say=lambda text: say(f"kvyield: {text}"),
         engine=given["engine"] or settings.facts.get("engine"),
         is_local=source.is_local,
+        card_now=lambda: card_facts(configured_facts(settings))[0] if wants_card else {},
     )
 
 

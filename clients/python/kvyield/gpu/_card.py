@@ -12,7 +12,7 @@ from kvyield._errors import KvyieldError
 GIB = 1 << 30
 MIB = 1 << 20
 
-Tool = Literal["nvml", "nvidia-smi", "amd-smi", "rocm-smi"]
+Tool = Literal["nvml", "nvidia-smi", "amd-smi", "rocm-smi", "npu-smi", "xpu-smi"]
 
 
 class GpuError(KvyieldError):
@@ -32,7 +32,9 @@ class Neighbour:
 class Card:
     """One card, or one MIG device of a card, as its own tool reports it.
 
-    ``memory_gib`` is the tool's total over 2^30 and ``free_gib`` its free memory at the moment of asking.
+    ``memory_gib`` is the driver's total over 2^30 and ``free_gib`` its free memory at the moment of asking.
+    ``usable_gib`` is the total that a framework sees (``cuDeviceTotalMem``): the driver's less what it reserves, None
+    where the tool does not tell. They are 140.40 and 139.80 on an H200.
     ``unified_memory`` is true where the host's processes and page cache live in the same memory (GB10, Jetson, APUs).
     Grace superchips are not: their GPUs have HBM of their own, which is what NVML reports.
     ``mig`` is the MIG profile ("1g.10gb"); the MIG devices of one card share its ``index``.
@@ -48,6 +50,7 @@ class Card:
     neighbours: tuple[Neighbour, ...] = ()
     tool: Tool = "nvml"
     bus_id: str | None = None
+    usable_gib: float | None = None
 
 
 def mig_profile(name: str) -> str | None:

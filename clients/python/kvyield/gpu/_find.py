@@ -7,18 +7,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from kvyield.gpu._amd import amd_smi_cards, rocm_smi_cards
-from kvyield.gpu._card import Card, GpuError
+from kvyield.gpu._ascend import npu_smi_cards
+from kvyield.gpu._card import Card, GpuError, Tool
+from kvyield.gpu._intel import xpu_smi_cards
 from kvyield.gpu._nvidia_smi import nvidia_smi_cards
 from kvyield.gpu._nvml import nvml_cards
 from kvyield.gpu._visible import visible
 
 Finder = Callable[[], list[Card]]
 
-FINDERS: Sequence[Finder] = (nvml_cards, nvidia_smi_cards, amd_smi_cards, rocm_smi_cards)
+FINDER_OF: Mapping[Tool, Finder] = {
+    "nvml": nvml_cards,
+    "nvidia-smi": nvidia_smi_cards,
+    "amd-smi": amd_smi_cards,
+    "rocm-smi": rocm_smi_cards,
+    "npu-smi": npu_smi_cards,
+    "xpu-smi": xpu_smi_cards,
+}
+FINDERS: Sequence[Finder] = tuple(FINDER_OF.values())
 
 _ADVICE = (
-    "On the GPU host, check that nvidia-smi (or amd-smi) works. In a container, start it with --gpus all (NVIDIA) or "
-    "with --device /dev/kfd --device /dev/dri (AMD). Elsewhere, give --gpu, --gpu-count and --gpu-memory-gib."
+    "On the GPU host, check that nvidia-smi (or amd-smi, npu-smi, xpu-smi) works. In a container, start it with "
+    "--gpus all (NVIDIA), --device /dev/kfd --device /dev/dri (AMD) or --device /dev/dri (Intel), or mount npu-smi and "
+    "/dev/davinci* (Ascend). Elsewhere, give --gpu, --gpu-count and --gpu-memory-gib."
 )
 
 
@@ -30,7 +41,8 @@ def cards(
 ) -> list[Card]:
     """The cards that this environment sees, with free memory now and the processes on them.
 
-    NVML is asked first, then ``nvidia-smi``, ``amd-smi`` and ``rocm-smi``. Processes in ``except_pids`` (the engine's
+    NVML is asked first, then ``nvidia-smi``, ``amd-smi``, ``rocm-smi``, ``npu-smi``
+    and ``xpu-smi``. Processes in ``except_pids`` (the engine's
     own) are left out of the neighbours. Raises GpuError, which says what to do, when there is no card.
     """
     found = _first(finders)
@@ -51,5 +63,5 @@ def _first(finders: Sequence[Finder]) -> list[Card]:
             continue
         if found:
             return found
-        reasons.append(f"{finder.__name__.removesuffix('_cards').replace('_', '-')} lists no card")
+        reasons.append(f"{finder.__name__.removesuffix('_cards').replace('_', '-')} lists no GPU")
     raise GpuError(f"no GPU was found ({'; '.join(reasons)}). {_ADVICE}")

@@ -38,7 +38,7 @@ def _card(
     index: int, gpu: ElementTree.Element, device: ElementTree.Element, profile: str | None, uuid: str | None
 ) -> Card:
     name = gpu.findtext("product_name", "").strip()
-    total, free = _mib(device, "total"), _mib(device, "free")
+    total, free, reserved = (_mib(device, field) for field in ("total", "free", "reserved"))
     unreadable = total is None or free is None
     memory = host_memory_gib() if total is None or free is None else (total * MIB / GIB, free * MIB / GIB)
     return Card(
@@ -51,6 +51,7 @@ def _card(
         uuid=uuid or gpu.findtext("uuid"),
         neighbours=_neighbours(gpu),
         tool="nvidia-smi",
+        usable_gib=None if total is None or reserved is None else (total - reserved) * MIB / GIB,
     )
 
 

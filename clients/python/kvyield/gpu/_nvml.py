@@ -88,7 +88,22 @@ def _card(nvml: Nvml, index: int, handle: object) -> Card:
         mig=mig_profile(name),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
         neighbours=_neighbours(nvml, handle),
+        usable_gib=None if from_host else _usable_gib(nvml, handle),
     )
+
+
+def _usable_gib(nvml: Nvml, handle: object) -> float | None:
+    """The total less what the driver reserves: ``cuDeviceTotalMem`` to the byte, measured on an H200 (driver 580).
+
+    The second version of the call, which drivers before 510 and old bindings lack, tells both.
+    """
+    if not hasattr(nvml, "nvmlMemory_v2"):
+        return None
+    try:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except nvml.NVMLError:
+        return None
+    return (memory.total - memory.reserved) / GIB if memory.total else None
 
 
 def _memory_gib(nvml: Nvml, handle: object) -> tuple[float, float, bool]:

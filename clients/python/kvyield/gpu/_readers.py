@@ -7,9 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kvyield.gpu._amd import amd_smi_cards, rocm_smi_cards
 from kvyield.gpu._card import GIB, Card, GpuError
-from kvyield.gpu._nvidia_smi import nvidia_smi_cards
+from kvyield.gpu._find import FINDER_OF
 from kvyield.gpu._nvml import Nvml, free_gib, load_nvml, nvml_handles, nvml_session
 
 SYSFS = Path("/sys")
@@ -85,8 +84,7 @@ def _sysfs_pool(stem: Path) -> tuple[float, float]:
 
 class _ToolReader:
     def __init__(self, cards: Sequence[Card]) -> None:
-        finders = {"nvidia-smi": nvidia_smi_cards, "amd-smi": amd_smi_cards, "rocm-smi": rocm_smi_cards}
-        self._find = finders[cards[0].tool]
+        self._find = FINDER_OF[cards[0].tool]
         self._keys = [(card.index, card.uuid) for card in cards]
 
     def read(self) -> Sequence[float]:

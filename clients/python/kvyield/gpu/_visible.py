@@ -1,21 +1,18 @@
-"""Which cards an engine in this environment sees: CUDA_VISIBLE_DEVICES and its AMD relatives."""
+"""Which cards an engine in this environment sees: CUDA_VISIBLE_DEVICES and what other vendors have in its place."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvyield.gpu._card import Card, GpuError
+from kvyield.gpu._card import Card, GpuError, Tool
 
 
 def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
     """The cards that the environment leaves visible, in its order. Raises GpuError when it hides all of them."""
-    nvidia = bool(cards) and cards[0].tool in ("nvml", "nvidia-smi")
-    hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
-    names = ["CUDA_VISIBLE_DEVICES"] if nvidia else ["ROCR_VISIBLE_DEVICES", hip]
     left = list(cards)
-    for name in names:
+    for name in _variables(cards[0].tool if cards else "nvml", environ):
         if name in environ:
-            left = _chosen(left, environ[name], by_position=name != "CUDA_VISIBLE_DEVICES" or not nvidia)
+            left = _chosen(left, environ[name], by_position=name != "CUDA_VISIBLE_DEVICES" or not _is_nvidia(cards))
             if cards and not left:
                 raise GpuError(
                     f"{name}={environ[name]!r} hides all {len(cards)} cards: unset it for kvyield, or give it the "
@@ -24,11 +21,33 @@ def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
     return left
 
 
+def _is_nvidia(cards: Sequence[Card]) -> bool:
+    return bool(cards) and cards[0].tool in ("nvml", "nvidia-smi")
+
+
+def _variables(tool: Tool, environ: Mapping[str, str]) -> Sequence[str]:
+    """The variables that hide GPUs from an engine, in the order in which they apply.
+
+    ROCm's runtime hides before HIP does, and HIP reads CUDA's variable where its own is not set.
+    """
+    if tool in ("nvml", "nvidia-smi"):
+        return ("CUDA_VISIBLE_DEVICES",)
+    if tool in ("amd-smi", "rocm-smi"):
+        hip = "HIP_VISIBLE_DEVICES" if "HIP_VISIBLE_DEVICES" in environ else "CUDA_VISIBLE_DEVICES"
+        return ("ROCR_VISIBLE_DEVICES", hip)
+    return ("ASCEND_RT_VISIBLE_DEVICES",) if tool == "npu-smi" else ("ZE_AFFINITY_MASK",)
+
+
 def _chosen(cards: Sequence[Card], value: str, *, by_position: bool) -> list[Card]:
-    """CUDA's own rule: entries count up to the first that names no card; a card named twice counts once."""
+    """CUDA's own rule: entries count up to the first that names no card; a card named twice counts once.
+
+    Level Zero's mask may name a tile of a GPU ("0.1"); its memory is told per GPU.
+    """
     chosen: list[Card] = []
     for entry in value.split(","):
-        card = _named(cards, entry.strip(), by_position=by_position)
+        number, dot, tile = entry.strip().partition(".")
+        plain = number if dot and tile.isdigit() else entry.strip()
+        card = _named(cards, plain, by_position=by_position)
         if card is None:
             break
         if card not in chosen:
