@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
 import lzma
 import os
@@ -31,7 +32,14 @@ def script(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
 
 
-@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress])
+def zstd(data: bytes) -> bytes:
+    """Two frames, as a log that was appended to after its first compression has."""
+    zstandard = pytest.importorskip("zstandard")
+    middle = len(data) // 2
+    return b"".join(zstandard.ZstdCompressor().compress(part) for part in (data[:middle], data[middle:]))
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress, bz2.compress, lzma.compress, zstd])
 def test_files_are_read_as_lines_whatever_packs_them(tmp_path: Path, pack: Callable[[bytes], bytes]) -> None:
     """Plain and compressed files give the same lines, told apart by content and not by name."""
     file = tmp_path / "any.name"
@@ -48,6 +56,53 @@ def test_a_truncated_archive_gives_what_it_holds_and_a_note(tmp_path: Path) -> N
     assert next(iter(source.lines())) == b"line 0 of many\n"
     assert len(list(source.lines())) > 100
     assert "ends in the middle" in source.notes[-1]
+
+
+def test_a_truncated_zstd_file_gives_what_it_holds(tmp_path: Path) -> None:
+    """The damage is noted or the end is reached; what came before is read."""
+    file = tmp_path / "log.zst"
+    packed = zstd(b"".join(b"line %d of many\n" % (number * 7919) for number in range(50_000)))
+    file.write_bytes(packed[: len(packed) // 3])
+    assert len(list(sources.file_source(file).lines())) > 100
+
+
+def test_a_damaged_zstd_file_is_noted(tmp_path: Path) -> None:
+    """Bytes that are no frame are an honest note, not a traceback."""
+    file = tmp_path / "log.zst"
+    file.write_bytes(zstd(b"first line\n" * 1000)[:20] + b"\xff" * 4000)
+    source = sources.file_source(file)
+    list(source.lines())
+    assert "is damaged" in source.notes[-1]
+
+
+def test_zstd_without_its_package_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the standard library's module nor the package: the message names both ways out."""
+    file = tmp_path / "log.zst"
+    file.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
+    for module in ("compression.zstd", "zstandard"):
+        monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(SourceError, match=r"kvyield\[zstd\].*zstd -dc"):
+        list(sources.file_source(file).lines())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark"),
+    [
+        ("utf-8", codecs.BOM_UTF8),
+        ("utf-16-le", codecs.BOM_UTF16_LE),
+        ("utf-16-be", codecs.BOM_UTF16_BE),
+        ("utf-16-le", b""),
+    ],
+)
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_log_that_windows_wrote_is_read_as_utf_8(
+    tmp_path: Path, encoding: str, mark: bytes, pack: Callable[[bytes], bytes]
+) -> None:
+    """A byte order mark, or UTF-16 without one, packed or not, gives the same lines as UTF-8."""
+    text = "INFO: erste Zeile ä\r\n" + "#tokens: 5\n" * 20_000 + "ends 😀 without a newline"
+    file = tmp_path / "powershell.log"
+    file.write_bytes(pack(mark + text.encode(encoding)))
+    assert list(sources.file_source(file).lines()) == text.encode().splitlines(keepends=True)
 
 
 def test_of_a_line_without_end_only_the_head_comes(tmp_path: Path) -> None:

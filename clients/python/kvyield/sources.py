@@ -7,7 +7,9 @@ that a binary file by mistake does not fill the memory; of one source at most `M
 from __future__ import annotations
 
 import bz2
+import codecs
 import gzip
+import importlib
 import io
 import lzma
 import os
@@ -25,7 +27,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from glob import glob
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from kvyield import _bounded
 from kvyield._bounded import LONGEST_LINE_BYTES, MOST_BYTES, PIECE_BYTES, Bounded, PatientPipe, pieces
@@ -35,12 +37,53 @@ _LOG_NAME = re.compile(r"^[^.].*\.(log|txt|out|err)\b|^(stdout|stderr|syslog|mes
 USER_UNIT = "user:"
 ANY_ZONE = timedelta(days=1)
 EXIT_SECONDS = 5.0
+UTF8_MARK, UTF16_MARKS = codecs.BOM_UTF8, (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
+
+def _zstd(file: BinaryIO) -> IO[bytes]:
+    """A zstd file by the standard library (Python 3.14) or the package zstandard. Raises `SourceError` with neither."""
+    openers: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+        ("compression.zstd", lambda zstd: zstd.ZstdFile(file)),
+        ("zstandard", lambda zstd: zstd.ZstdDecompressor().stream_reader(file, read_across_frames=True)),
+    )
+    for module, opened in openers:
+        with suppress(ImportError):
+            return io.BufferedReader(opened(importlib.import_module(module)))
+    raise SourceError(
+        "the log is compressed with zstd, which needs the package zstandard: pip install 'kvyield[zstd]', or "
+        "`zstd -dc FILE | kvyield observe -`"
+    )
+
+
 _OPENERS: dict[bytes, Callable[[BinaryIO], IO[bytes]]] = {
     b"\x1f\x8b": lambda file: cast("IO[bytes]", gzip.GzipFile(fileobj=file)),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
+    b"\x28\xb5\x2f\xfd": _zstd,
 }
 _BROKEN = (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error)
+
+
+class _AsUtf8(io.RawIOBase):
+    """A file in UTF-16, as Windows' shells write it, read as UTF-8."""
+
+    def __init__(self, file: IO[bytes], encoding: str) -> None:
+        self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)("replace")
+        self._text = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._text:
+            raw = self._file.read(PIECE_BYTES)
+            self._text = self._decoder.decode(raw, final=not raw).encode("utf-8", "replace")
+            if not raw:
+                break
+        taken = self._text[: len(buffer)]
+        buffer[: len(taken)] = taken
+        self._text = self._text[len(taken) :]
+        return len(taken)
 
 
 @dataclass
@@ -59,7 +102,7 @@ class Source:
 
 
 def file_source(path: str | Path, *, most_bytes: int = MOST_BYTES) -> Source:
-    """A plain or compressed file (.gz, .bz2, .xz, told by its content), or a pipe that somebody writes to."""
+    """A plain or compressed file (.gz, .bz2, .xz, .zst, told by its content), or a pipe that somebody writes to."""
     notes: list[str] = []
     source = Source(str(path), lambda: _file_lines(Path(path), notes, most_bytes), notes=notes)
     with suppress(OSError):  # a file that is not there is an error when its lines are read
@@ -186,10 +229,25 @@ def _opened_lines(file: BinaryIO, name: str, notes: list[str], most_bytes: int) 
     head = buffered.peek(8)
     opener = next((opener for magic, opener in _OPENERS.items() if head.startswith(magic)), None)
     try:
-        text = opener(buffered) if opener else buffered
+        text = _plain(opener(buffered) if opener else buffered)
         yield from pieces(Bounded(text, name, notes, most_bytes, buffered if opener else None))
-    except _BROKEN as error:
+    except Exception as error:
+        if not isinstance(error, _BROKEN) and type(error).__name__ != "ZstdError":  # of whichever module there is
+            raise
         notes.append(f"{name} ends in the middle or is damaged ({error}); what came before was read")
+
+
+def _plain(file: IO[bytes]) -> IO[bytes]:
+    """The text as UTF-8 without its byte order mark."""
+    text = file if isinstance(file, io.BufferedReader) else io.BufferedReader(cast("io.RawIOBase", file))
+    head = text.peek(4)[:4]
+    if head.startswith(UTF8_MARK):
+        text.read(len(UTF8_MARK))
+    elif head.startswith(UTF16_MARKS):
+        return io.BufferedReader(_AsUtf8(text, "utf-16"))
+    elif len(head) == 4 and head[1::2] == b"\0\0" and b"\0" not in head[::2]:
+        return io.BufferedReader(_AsUtf8(text, "utf-16-le"))
+    return text
 
 
 def _command_source(name: str, command: list[str], hint: str, *, follow: bool) -> Source:

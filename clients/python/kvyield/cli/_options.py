@@ -75,7 +75,7 @@ def source_options(function: Function) -> Function:
     options = [
         click.argument("stdin", required=False, metavar="[-]"),
         click.option("--journal", metavar="UNIT", help="The journal of a systemd unit; user:UNIT for your own."),
-        click.option("--log", "log_file", metavar="FILE", help="A log file, plain or .gz, .bz2, .xz."),
+        click.option("--log", "log_file", metavar="FILE", help="A log file, plain or .gz, .bz2, .xz, .zst."),
         click.option("--docker", metavar="NAME", help="The log of a container."),
         click.option("--kubernetes", metavar="POD", help="The log of a pod."),
         click.option("--namespace", help="The pod's namespace."),
