@@ -97,7 +97,9 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(404, {"title": "Not found", "status": 404, "detail": self.path}, "application/problem+json")
 
     def _post(self) -> None:
-        if self.path == "/predictions":
+        if self.body == b"{}":
+            self.answer(422, {"title": "Invalid", "status": 422, "detail": "fields are missing"})
+        elif self.path == "/predictions":
             self.answer(200, {"items": [self.server.prediction for _ in json.loads(self.body)["flags"]]})
         elif self.path == "/observations":
             self.answer(*self.keep(json.loads(self.body)))

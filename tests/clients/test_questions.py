@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+import _stand_in_service as faults
 from _samples_client import LOG
 from _stand_in_service import StandIn
-from kvyield.cli import COMMANDS, _run, main
+from kvyield.cli import COMMANDS, _options, _run, main
 from kvyield.cli._tables import percent
 
 APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
@@ -154,7 +156,7 @@ def test_predictions_name_what_they_stand_on_and_warn(online: StandIn) -> None:
     }
     result = run("predict", "--fraction", "0.9", "--fraction", "0.92", *NAMED)
     assert result.exit_code == 0, result.output
-    assert "stands on  own starts (0), sglang 0.5.12, DFLASH" in result.stdout
+    assert "based on  own starts (0), sglang 0.5.12, DFLASH" in result.stdout
     assert result.stdout.count("warning: only one start [few_starts]") == 1
 
 
@@ -183,3 +185,80 @@ def test_every_command_and_exit_code_is_in_the_readme() -> None:
     for code in (_run.DONE, _run.FAILED, _run.USAGE, _run.REFUSED, _run.UNREACHABLE, _run.BELOW, _run.INTERNAL):
         assert f"\n| {code} | " in readme
     assert "KVYIELD_SERVER_KEY" in run("observe", "--help").stdout
+
+
+def test_the_headline_is_the_services_own(online: StandIn) -> None:
+    """Where the answer has a headline it is printed as it is; without one the status is told in words."""
+    assert run("recommend", "--target-tokens", "200k", *NAMED).stdout.startswith("ok: these flags hold the target")
+    online.advice["headline"] = {"code": "keep", "estimate": False, "text": "Keep what runs."}
+    assert run("recommend", "--target-tokens", "200k", *NAMED).stdout.startswith("Keep what runs.\n")
+    online.advice["status"] = "at_risk"
+    assert (
+        run("recommend", "--target-tokens", "200k", *NAMED, "--format", "args").stderr == "kvyield: Keep what runs.\n"
+    )
+    assert "kvyield: Keep what runs." in run("recommend", "--target-tokens", "200k", *NAMED, "--diff").stderr
+
+
+def test_what_is_preferred_is_asked(online: StandIn) -> None:
+    """--prefer goes to the service; without it nothing is said, so that an older service understands the question."""
+    assert run("recommend", "--target-tokens", "200k", *NAMED, "--prefer", "headroom").exit_code == 0
+    assert "prefer=headroom" in online.requests[-1][1]
+    assert run("recommend", "--target-tokens", "200k", *NAMED).exit_code == 0
+    assert "prefer" not in online.requests[-1][1]
+    assert run("recommend", "--target-tokens", "200k", *NAMED, "--prefer", "luck").exit_code == 2
+
+
+def test_a_start_that_is_named_tells_the_engine(online: StandIn) -> None:
+    """With --like the fraction is the flag of that start's engine, whatever this host's newest start is."""
+    facts = ("--gpu", "NVIDIA H200", "--gpu-count", "8", "--no-gpu", "--host", "gpu-01")
+    assert run("observe", "-", *facts, stdin=LOG).exit_code == 0
+    [sglang] = online.stored.values()
+    newest = {"id": "ffffffff-0000-7000-8000-000000000000", "pair_id": sglang["pair_id"], "host": "gpu-01"}
+    newest |= {"engine": {"name": "vllm"}, "flags": {"gpu_memory_utilization": 0.9}, "verifications": []}
+    online.stored["newer"] = {**sglang, **newest}
+    result = run("predict", "--fraction", "0.98", "--like", sglang["id"], "--host", "gpu-01")
+    assert result.exit_code == 0, result.output
+    assert "mem_fraction_static=0.98" in result.stdout
+    assert "sglang" in result.stderr
+    assert "vllm" not in result.stderr
+    assert "gpu_memory_utilization=0.9" in run("predict", "--fraction", "0.9", "--host", "gpu-01").stdout
+    assert "asked about" in run("recommend", "--target-tokens", "200k", "--like", sglang["id"]).stderr
+    assert "engine=sglang" in online.requests[-1][1]
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (faults.silent, ("recommend", "--target-tokens", "200k")),
+        (faults.drip_headers, ("recommend", "--target-tokens", "200k", *NAMED)),
+        (faults.drip_body, ("predict", "--fraction", "0.9", *NAMED)),
+        (faults.silent, ("history",)),
+        (faults.drip_body, ("doctor", "--no-gpu")),
+    ],
+)
+def test_a_service_that_hangs_holds_nobody(
+    service: StandIn, monkeypatch: pytest.MonkeyPatch, fault: Any, words: tuple[str, ...]
+) -> None:
+    """One deadline covers all that a question asks, retries included, and --timeout changes it."""
+    monkeypatch.setenv("KVYIELD_URL", service.url)
+    service.faults += [fault] * 20
+    began = time.monotonic()
+    result = run(*words, "--timeout", "1")
+    assert result.exit_code == (1 if words[0] == "doctor" else 4), result.output
+    assert 0.9 <= time.monotonic() - began <= 2.5
+
+
+def test_ten_seconds_are_the_default(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Without an option 10 s bound an answer, and a whole question; the configuration file may say otherwise."""
+    settings = _options.settings_of({})
+    with _options.client_of(settings, is_one_question=True) as client:
+        limits = client._base.limits
+    assert (limits.total_seconds, limits.read_seconds) == (10.0, 10.0)
+    assert limits.until is not None
+    assert 9 < limits.until - time.monotonic() <= 10
+    (home / ".config" / "kvyield").mkdir(parents=True)
+    (home / ".config" / "kvyield" / "config.toml").write_text("timeout_seconds = 30\n")
+    with _options.client_of(_options.settings_of({})) as client:
+        assert client._base.limits.total_seconds == 30.0
+    with _options.client_of(_options.settings_of({"service_timeout": 2.5})) as client:
+        assert client._base.limits.total_seconds == 2.5

@@ -10,9 +10,10 @@ import msgspec
 
 from kvyield import _calls, _wire
 from kvyield._calls import Call
-from kvyield._errors import ConfigError
+from kvyield._errors import ConfigError, NotAllowedError, RefusedError
 
 T = TypeVar("T")
+FORBIDDEN = 403
 
 
 def _question(fields: Mapping[str, Any]) -> _wire.Question:
@@ -131,6 +132,24 @@ class Api:
         """Whether the service can work; raises `ServiceFailedError` when it cannot. Never retried."""
         return self._send(_calls.ready())
 
+    def allowed_roles(self) -> list[str]:
+        """The roles that this token has, or all of them without tokens: ingest, read, admin. Nothing is stored.
+
+        Raises `NotAllowedError` for a token that is missing, unknown or expired.
+        """
+        roles = []
+        for role, call in _calls.probes().items():
+            try:
+                self._send(call)
+            except NotAllowedError as error:
+                if error.status != FORBIDDEN:
+                    raise
+                continue
+            except RefusedError:
+                pass
+            roles.append(role)
+        return roles
+
 
 class AsyncApi:
     """Every call of the API, asynchronous. All methods raise `ServiceError`s, as drawn in `kvyield._errors`."""
@@ -246,3 +265,21 @@ class AsyncApi:
     async def health(self) -> _wire.Health:
         """Whether the service can work; raises `ServiceFailedError` when it cannot. Never retried."""
         return await self._send(_calls.ready())
+
+    async def allowed_roles(self) -> list[str]:
+        """The roles that this token has, or all of them without tokens: ingest, read, admin. Nothing is stored.
+
+        Raises `NotAllowedError` for a token that is missing, unknown or expired.
+        """
+        roles = []
+        for role, call in _calls.probes().items():
+            try:
+                await self._send(call)
+            except NotAllowedError as error:
+                if error.status != FORBIDDEN:
+                    raise
+                continue
+            except RefusedError:
+                pass
+            roles.append(role)
+        return roles

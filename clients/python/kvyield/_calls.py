@@ -162,6 +162,19 @@ def ready() -> Call[_wire.Health]:
     return Call("GET", "/health/ready", _reader(_wire.Health), idempotent=False)
 
 
+def probes() -> Mapping[str, Call[None]]:
+    """For each role of a token a call that only such a token is let through to, and that does nothing.
+
+    Its body or its parameters are wrong: who is let through is told so, who is not is refused before.
+    """
+    nothing = UUID(int=0)
+    return {
+        "ingest": Call("POST", "/observations", _read_nothing, body=b"{}", idempotent=False),
+        "read": Call("GET", "/recommend", _read_nothing, params={"target_tokens": "0"}, idempotent=False),
+        "admin": Call("POST", f"/observations/{nothing}/retraction", _read_nothing, body=b"{}", idempotent=False),
+    }
+
+
 def export_path(file_format: str) -> str:
     if file_format not in ("ndjson", "csv"):
         raise ConfigError(f"an export is ndjson or csv, not {file_format!r}")
@@ -208,6 +221,10 @@ def _read_receipt(answer: Answer) -> _wire.Receipt:
     receipt = _decode(answer, _wire.Receipt)
     receipt.created = answer.status == 201
     return receipt
+
+
+def _read_nothing(_answer: Answer) -> None:
+    return None
 
 
 def _read_text(answer: Answer) -> str:

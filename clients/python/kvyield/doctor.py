@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import stat
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from kvyield._errors import KvyieldError, NotAllowedError, ServiceError
-from kvyield.config import Settings, config_path
+from kvyield.config import Settings
+
+if TYPE_CHECKING:
+    from kvyield._client import Client
 
 Verdict = Literal["ok", "warn", "fail", "skip"]
 
@@ -25,33 +29,64 @@ class Check:
 
 
 def check_settings(settings: Settings) -> Iterator[Check]:
-    """Where the settings come from, and whether others can read the token."""
-    path = config_path()
+    """Where the settings come from, and whether others can read the file that holds the token."""
     yield Check("settings", "ok", f"url from {settings.sources['url']}, spool {settings.spool}")
-    if not path.is_file() or settings.sources["token"] != str(path):
+    if settings.token_fault:
+        yield Check("token file", "fail", settings.token_fault, "correct token_file in the configuration file")
         return
-    mode = stat.S_IMODE(os.stat(path).st_mode)
-    if mode & 0o077:
-        yield Check("token file", "warn", f"{path} can be read by others ({mode:o})", f"chmod 600 {path}")
+    file = Path(settings.sources["token"])
+    if file.is_absolute() and file.is_file() and (mode := stat.S_IMODE(file.stat().st_mode)) & 0o077:
+        yield Check("token file", "warn", f"{file} can be read by others ({mode:o})", f"chmod 600 {file}")
 
 
 def check_service(settings: Settings) -> Iterator[Check]:
-    """Whether the service answers, can work, and takes the token."""
+    """Whether the service answers, can work, takes the token, and which commands the token's roles allow."""
     from kvyield._client import Client
     from kvyield._transfer import Limits
 
+    seconds = settings.timeout_seconds or DEADLINE_SECONDS
+    limits = Limits(total_seconds=seconds, read_seconds=seconds, retries=0, until=time.monotonic() + seconds)
     try:
-        with Client(settings.url, settings.token, limits=Limits(total_seconds=10.0, retries=0)) as client:
+        with Client(settings.url, settings.token, limits=limits) as client:
             answers = _tried("service", settings.url, client.health, _service_advice(settings.url))
             yield answers
             if answers.verdict == "fail":
                 yield Check("token", "skip", "not checked, since the service does not answer")
                 return
-            yield _tried("token", _token_words(settings), lambda: client.observations_page(page_size=1), _TOKEN_ADVICE)
+            yield from _check_token(client, settings)
     except KvyieldError as error:
         yield Check("service", "fail", str(error), "give --url, KVYIELD_URL, or url in the configuration file")
 
 
+def _check_token(client: Client, settings: Settings) -> Iterator[Check]:
+    try:
+        roles = client.allowed_roles()
+    except NotAllowedError as error:
+        yield Check("token", "fail", str(error), _TOKEN_ADVICE)
+        return
+    except ServiceError as error:
+        yield Check("token", "fail", str(error), _service_advice(settings.url))
+        return
+    told = f"token from {settings.sources['token']}" if settings.token else "no token is given and none is needed"
+    yield Check("token", "ok" if roles else "fail", f"{told}; roles: {', '.join(roles) or 'none'}", _TOKEN_ADVICE)
+    allowed = [name for name, needed in COMMAND_ROLES.items() if not needed.isdisjoint(roles)]
+    if allowed:
+        yield Check("commands", "ok", f"allowed: {', '.join(allowed)}")
+    for needed in dict.fromkeys(COMMAND_ROLES.values()):
+        names = [name for name, one in COMMAND_ROLES.items() if one == needed and name not in allowed]
+        if names:
+            role = min(needed, key=("ingest", "read", "admin").index)
+            advice = f"if this host needs them: kvyield-server token create --name HOST --role ingest --role {role}"
+            yield Check("commands", "warn", f"not allowed: {', '.join(names)} (needs the role {role})", advice)
+
+
+DEADLINE_SECONDS = 10.0
+COMMAND_ROLES: Mapping[str, frozenset[str]] = {
+    **dict.fromkeys(("observe", "report", "verify --observation", "watch", "import"), frozenset({"ingest", "admin"})),
+    **dict.fromkeys(("recommend", "predict"), frozenset({"read", "admin"})),
+    "history": frozenset({"ingest", "read", "admin"}),
+}
+"""The roles of which a command that asks the service needs one."""
 _TOKEN_ADVICE = "ask an admin for one: kvyield-server token create --name HOST --role ingest; then set KVYIELD_TOKEN"  # noqa: S105  # advice, no secret
 
 
@@ -59,15 +94,9 @@ def _service_advice(url: str) -> str:
     return f"is it running at {url}? start kvyield-server serve, or set KVYIELD_URL; observations are spooled meanwhile"
 
 
-def _token_words(settings: Settings) -> str:
-    return f"token from {settings.sources['token']}" if settings.token else "no token; none is needed"
-
-
 def _tried(name: str, finding: str, call: Callable[[], object], advice: str) -> Check:
     try:
         call()
-    except NotAllowedError as error:
-        return Check(name, "fail", str(error), _TOKEN_ADVICE)
     except ServiceError as error:
         return Check(name, "fail", str(error), advice)
     return Check(name, "ok", finding)
@@ -93,23 +122,23 @@ def check_spool(settings: Settings) -> Iterator[Check]:
     yield Check("spool", verdict, f"{waiting} waiting, {refused} refused", advice if items else "")
 
 
-def check_card() -> Iterator[Check]:
-    """Whether this host's cards can be read."""
+def check_gpu() -> Iterator[Check]:
+    """Whether this host's GPUs can be read."""
     from kvyield.gpu import GpuError, cards
 
     try:
         found = cards()
     except GpuError as error:
-        yield Check("card", "warn", str(error))
+        yield Check("GPU", "warn", str(error))
         return
     names = sorted({card.name for card in found})
     free = min(card.free_gib for card in found)
-    yield Check("card", "ok", f"{len(found)} x {', '.join(names)}, {free:.2f} GiB free on the fullest")
+    yield Check("GPU", "ok", f"{len(found)} x {', '.join(names)}, {free:.2f} GiB free on the fullest")
 
 
 def check_engine(get: Callable[[str], tuple[int, bytes]], url: str) -> Iterator[Check]:
-    """Whether the running engine answers."""
-    for path in ("/health", "/v1/models"):
+    """Whether the running engine answers, and takes its key: ``/health`` alone would answer without one."""
+    for path in ("/v1/models", "/health"):
         try:
             status, _ = get(path)
         except KvyieldError as error:

@@ -20,7 +20,7 @@ COMMANDS = {
     "predict": ("kvyield.cli.predict:predict", "Ask what given flags would yield."),
     "history": ("kvyield.cli.history:history", "Show the ledger, newest start first."),
     "spool": ("kvyield.cli.spooling:spool", "Show, send or drop what waits on disk."),
-    "doctor": ("kvyield.cli.checkup:doctor", "Check service, token, engine, card and log, and say what to do."),
+    "doctor": ("kvyield.cli.checkup:doctor", "Check service, token, engine, GPU and log, and say what to do."),
     "completion": ("kvyield.cli.completion:completion", "Print the completion script of a shell."),
 }
 

@@ -23,7 +23,7 @@ HEADLINES = {
 
 def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
     """Flags, probabilities, what was never verified, warnings, restart plan and levers."""
-    click.echo(HEADLINES.get(advice.status, advice.status))
+    click.echo(safe(headline_of(advice)))
     if advice.command_line:
         click.echo(safe(f"\n  {advice.command_line}"))
     click.echo()
@@ -36,6 +36,15 @@ def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
         table((">tokens", ">GiB", ">probability", "lever", "cost"), [_lever(one) for one in advice.alternatives])
     if advice.explanation and advice.explanation not in (one.detail for one in advice.warnings):
         click.echo(safe(advice.explanation))
+
+
+def headline_of(advice: _wire.Recommendation) -> str:
+    """The service's own headline; from one that makes none, the status in words."""
+    return (
+        advice.headline.text
+        if advice.headline and advice.headline.text
+        else HEADLINES.get(advice.status, advice.status)
+    )
 
 
 def _facts(advice: _wire.Recommendation, target_tokens: int) -> Iterator[tuple[str, str]]:
@@ -51,14 +60,14 @@ def _facts(advice: _wire.Recommendation, target_tokens: int) -> Iterator[tuple[s
             f"pool {percent(chance.pool)}, memory {percent(chance.memory)}, both {percent(chance.joint)}",
         )
     if advice.window is not None:
-        yield "fractions that do", f"{advice.window.lowest:g} to {advice.window.highest:g}"
+        yield "fractions in the window", f"{advice.window.lowest:g} to {advice.window.highest:g}"
     yield from _plan(advice)
     yield "never verified", _unverified(advice, target_tokens)
     if advice.basis is not None:
-        yield "stands on", stands_on(advice.basis)
+        yield "based on", based_on(advice.basis)
 
 
-def stands_on(basis: _wire.Basis) -> str:
+def based_on(basis: _wire.Basis) -> str:
     """The kind of evidence, how many starts, and of which deployment."""
     kind, count = basis.kind.replace("_", " "), len(basis.observation_ids)
     return f"{kind} ({count}), {basis.deployment or 'no deployment'}"

@@ -11,7 +11,7 @@ import click
 
 from kvyield._errors import ConfigError
 from kvyield._names import loose
-from kvyield.cli._options import ENGINES
+from kvyield.cli._options import ENGINES, one_of
 from kvyield.cli._run import say
 
 if TYPE_CHECKING:
@@ -45,7 +45,9 @@ def selector_options(function: Function) -> Function:
 def selection(client: Client, settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
     """The selector's fields; what was filled in is said. Raises `ConfigError` when the ledger does not settle it."""
     chosen = {name: given.get(name) for name in (*NAMES, "engine_version", "pair_id", "like")}
-    if chosen["pair_id"] is None:
+    if chosen["like"] is not None:
+        _fill_from(chosen, client.observation(one_of("--like", chosen["like"]) or ""))
+    elif chosen["pair_id"] is None:
         for name in NAMES:
             chosen[name] = chosen[name] or settings.facts.get(name)
         _fill(client, chosen, given.get("host") or settings.facts.get("host") or socket.gethostname())
@@ -69,6 +71,20 @@ def _fill(client: Client, chosen: dict[str, Any], host: str) -> None:
     chosen.update(told)
     asked = f"{chosen['model']} on {chosen['gpu_count']} x {chosen['gpu']}, {chosen['engine']}"
     say(f"kvyield: asked about {asked} ({where})")
+
+
+def _fill_from(chosen: dict[str, Any], start: _wire.StoredObservation) -> None:
+    """What is not said is the start's that ``--like`` names; the engine too, whose flag the fraction is."""
+    told: dict[str, Any] = {"engine": start.engine.name}
+    if chosen["pair_id"] is None:
+        told |= {"model": start.model.name, "gpu": start.hardware.gpu, "gpu_count": start.hardware.gpu_count}
+    chosen.update({name: value for name, value in told.items() if chosen[name] is None})
+    say(f"kvyield: asked about {asked_about(start)} (the start {start.id})")
+
+
+def asked_about(start: _wire.StoredObservation) -> str:
+    """Model, hardware and engine in words."""
+    return f"{start.model.name} on {start.hardware.gpu_count} x {start.hardware.gpu}, {start.engine.name}"
 
 
 def _newest(client: Client, chosen: Mapping[str, Any], host: str) -> tuple[_wire.StoredObservation | None, str]:

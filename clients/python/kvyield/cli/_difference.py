@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvyield.cli._advice import HEADLINES
+from kvyield.cli._advice import headline_of
 from kvyield.cli._run import safe, say
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SPELLED: dict[tuple[str | None, str], str] = {
 
 def show_difference(advice: _wire.Recommendation, _target_tokens: int) -> None:
     """The running flags against the advised ones, a flag a line, coloured on a terminal; nothing when none changes."""
-    say(f"kvyield: {HEADLINES.get(advice.status, advice.status)}")
+    say(f"kvyield: {headline_of(advice)}")
     for line in difference(advice):
         click.echo(click.style(safe(line), fg=_COLOURS.get(line[:1]), bold=line.startswith(("--- ", "+++ "))))
 

@@ -28,7 +28,7 @@ SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL", "skip": "skip"}
 @service_options
 @click.pass_context
 def doctor(ctx: click.Context, /, **given: Any) -> None:
-    """Check service, token, spool, card, engine (--server) and log, and say what to do. Exit code 1 on a FAIL."""
+    """Check service, token, spool, GPU, engine (--server) and log, and say what to do. Exit code 1 on a FAIL."""
     settings = settings_of(given)
     failed = False
     for check in _checks(settings, given):
@@ -49,7 +49,7 @@ def _checks(settings: Settings, given: dict[str, Any]) -> Iterator[Check]:
     yield from checks.check_service(settings)
     yield from checks.check_spool(settings)
     if not given["no_card"]:
-        yield from checks.check_card()
+        yield from checks.check_gpu()
     if given["server"]:
         from kvyield.cli.observe import engine_getter
 

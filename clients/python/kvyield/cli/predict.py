@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from kvyield._errors import ConfigError
-from kvyield.cli._advice import show_warnings, stands_on
+from kvyield.cli._advice import based_on, show_warnings
 from kvyield.cli._asking import selection, selector_options
 from kvyield.cli._options import client_of, parsed_flags, service_options, settings_of
 from kvyield.cli._run import safe
@@ -46,8 +46,8 @@ def predict(**given: Any) -> None:
         for asked, a in zip(sets, answers, strict=False)
     ]
     table(("flags", "pool tokens", "free at ready, GiB"), rows)
-    for text in {stands_on(answer.basis): None for answer in answers if answer.basis is not None}:
-        click.echo(safe(f"stands on  {text}"))
+    for text in {based_on(answer.basis): None for answer in answers if answer.basis is not None}:
+        click.echo(safe(f"based on  {text}"))
     show_warnings(warning for answer in answers for warning in answer.warnings)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from kvyield.cli._advice import HEADLINES, show_advice
+from kvyield.cli._advice import headline_of, show_advice
 from kvyield.cli._asking import selection, selector_options
 from kvyield.cli._difference import show_difference
 from kvyield.cli._options import client_of, service_options, settings_of, token_count
@@ -27,6 +27,7 @@ QUESTION = (
     "prompt_need_gib",
     "kv_cache_dtype",
     "chunked_prefill_size",
+    "prefer",
 )
 _REQUIRED = {"ok": ("ok",), "at_risk": ("ok", "at_risk")}
 FORMATS = ("systemd", "docker", "compose", "kubernetes", "args", "json")
@@ -48,6 +49,11 @@ FORMATS = ("systemd", "docker", "compose", "kubernetes", "args", "json")
 @click.option("--prompt-need-gib", type=click.FloatRange(0), help="Instead of the model's own prompt need.")
 @click.option("--kv-cache-dtype", help="Hold this flag.")
 @click.option("--chunked-prefill-size", type=int, help="Hold this flag.")
+@click.option(
+    "--prefer",
+    type=click.Choice(("keep", "headroom", "pool")),
+    help="What runs where it answers, else the nearest; or the smallest, or the largest fraction.  [default: keep]",
+)
 @click.option("--model-config", metavar="FILE", help="The model's config.json, for a model without any start.")
 @click.option("--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="With it: memory of one GPU.")
 @click.option("--store", is_flag=True, help="Keep the answer; `observe --recommendation ID` settles it.")
@@ -105,7 +111,7 @@ def _text(client: Client, question: dict[str, Any], stored: _wire.StoredRecommen
 def _show_args(advice: _wire.Recommendation) -> None:
     """Flags for a command line, nothing when there are none; the rest of the truth for the person."""
     if advice.status != "ok":
-        say(f"kvyield: {HEADLINES.get(advice.status, advice.status)}")
+        say(f"kvyield: {headline_of(advice)}")
     if advice.status in _REQUIRED["at_risk"] and advice.command_line:
         click.echo(safe(advice.command_line))
     elif advice.explanation:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from kvyield._secrets import redacted
+
 LONGEST_QUOTE = 240
 LONGEST_MESSAGE = 600
 
@@ -13,17 +15,10 @@ def any_of(*patterns: str) -> re.Pattern[str]:
     return re.compile("|".join(patterns))
 
 
-_SECRET = re.compile(
-    r"(?i)((?:api[_\-]?key|token|secret|password|passwd|credential)[\w\-]{0,20}['\"]?\s{0,2}[=:]\s{0,2}|bearer )"
-    r"('[^']{0,500}'?|\"[^\"]{0,500}\"?|\[[^\]]{0,500}\]?|[^\s,)&}]{1,500})"
-)
 _TIME_OR_RANK = re.compile(
     r"(?i)\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[.,\d]*|\b\d\d-\d\d \d\d:\d\d:\d\d\b|\b[\d.]+ s(?:econds)?\b"
     r"|\b(?:worker_?)?(?:tp|pp|dp|ep|cp|attn_\w\w)\d{1,4}\b|\b(?:rank|worker|pid)[ =:_]{0,2}\d{1,9}\b"
 )
-_HINTS = ("key", "token", "secret", "passw", "credential", "bearer ")
-_HARMLESS = re.compile(r"(?i)None\b|\d+\b|True\b|False\b|''|\[\]")
-_TOKEN_COUNTS = re.compile(r"(?i)tokens|tokenizer|token_?id|token_usage|new-token|cached-token")
 
 
 def source_of(number: int, text: str) -> str:
@@ -33,23 +28,10 @@ def source_of(number: int, text: str) -> str:
 
 def quote(text: str, longest: int = LONGEST_MESSAGE) -> str:
     """The text on one line, without secrets, at most ``longest`` characters."""
-    clean = without_secrets(text[: longest * 2]).strip()
+    clean = redacted(text[: longest * 2]).strip()
     return clean if len(clean) <= longest else clean[: longest - 1] + "…"
 
 
 def message_of(text: str) -> str:
     """The text without times and ranks: equal for lines that say one thing for several ranks."""
     return _TIME_OR_RANK.sub("", text)
-
-
-def without_secrets(text: str) -> str:
-    """Replace what follows a name such as ``api_key=`` by ``***``; counts of tokens are no secrets."""
-    if not any(map(text.lower().__contains__, _HINTS)):
-        return text
-    return _SECRET.sub(_masked, text)
-
-
-def _masked(match: re.Match[str]) -> str:
-    if _TOKEN_COUNTS.search(match[1]) or _HARMLESS.match(match[2]):
-        return match[0]
-    return f"{match[1]}***"
