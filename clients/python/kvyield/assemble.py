@@ -225,7 +225,9 @@ class _Assembly:
         card, told = self.extras.card, self.start.measurements
         free, held, count = (card.get(name) for name in ("free_gib", "held_gib", "gpu_count"))
         parts = [told.get(name) for name in ("kv_cache_gib", "weights_gib")]
-        needed = sum(float(str(part.value)) for part in parts if part is not None)
+        needed = sum(
+            float(str(part.value)) for part in parts if part is not None and is_possible("kv_cache_gib", part.value)
+        )
         if self.start.outcome != "ready" or free is None or held is None or count is None or not needed:
             return None
         is_resident = float(str(held.value)) >= RESIDENT_SHARE * needed
