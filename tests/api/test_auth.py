@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from litestar import Litestar
+from litestar.testing import TestClient
 
 from api.conftest import Client
 from api.samples import NAMES, VERIFICATION, start
+from kvyield_server.api import auth, tokens
 from kvyield_server.app import create_app
-from kvyield_server.errors import ForbiddenError
+from kvyield_server.errors import ForbiddenError, StorageUnavailableError
 from kvyield_server.settings import Settings
 from kvyield_server.storage.memory import MemoryStorage
-from kvyield_server.storage.records import Role
+from kvyield_server.storage.records import ApiToken, Role
 from kvyield_server.usecases.tokens import new_token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -194,3 +197,91 @@ def test_asking_needs_names(client: Client, login: Callable[..., Header]) -> Non
     """A reader who asks about nothing known gets a 404, not a 403."""
     answer = client.post("/predictions", json={"selector": NAMES, "flags": [{}]}, headers=login(Role.READ))
     assert answer.status_code == 404
+
+
+def test_one_token_with_two_roles_posts_and_asks(client: Client, storage: MemoryStorage) -> None:
+    """A GPU host needs one token; it then reads what others posted too, and manages nothing."""
+    token, text = new_token("host", [Role.INGEST, Role.READ], now=NOW, expires_at=FAR)
+    other, others = new_token("other", [Role.INGEST], now=NOW, expires_at=FAR)
+    for each in (token, other):
+        storage.write(lambda uow, each=each: uow.tokens.add(each)).result()
+    mine, theirs = ({"Authorization": f"Bearer {it}"} for it in (text, others))
+    for number, headers in ((1, mine), (2, theirs)):
+        assert client.post("/observations", json=start(number), headers=headers).status_code == 201
+    asked = {**NAMES, "target_tokens": 150_000}
+    assert client.get("/recommend", params=asked, headers=mine).status_code == 200
+    assert len(client.get("/observations", headers=mine).json()["items"]) == 2
+    assert len(client.get("/observations", headers=theirs).json()["items"]) == 1
+    retraction = f"/observations/{start(1)['id']}/retraction"
+    answer = client.post(retraction, json={"reason": "r"}, headers=mine)
+    assert answer.status_code == 403
+    assert "ingest, read; this needs admin" in answer.json()["detail"]
+
+
+class Failing(MemoryStorage):
+    """A storage whose database can go away, and come back."""
+
+    is_away = False
+
+    def ping(self) -> None:
+        if self.is_away:
+            raise StorageUnavailableError("The database is away.")
+        super().ping()
+
+
+def test_metrics_are_told_while_the_database_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token that was used before is known for a day without the database, if it has not expired; another is not."""
+    storage = Failing()
+    soon = datetime.now(UTC) + timedelta(hours=2)
+    used, unused, brief = (
+        new_token(name, [Role.READ], now=NOW, expires_at=until)
+        for name, until in (("used", None), ("unused", None), ("brief", soon))
+    )
+    for token, _ in (used, unused, brief):
+        storage.write(lambda uow, token=token: uow.tokens.add(token)).result()
+    with TestClient(create_app(Settings(), storage)) as client:
+
+        def scrape(made: tuple[ApiToken, str]) -> tuple[int, bool]:
+            answer = client.get("/metrics", headers={"Authorization": f"Bearer {made[1]}"})
+            return answer.status_code, "kvyield_database_up 0.0" in answer.text
+
+        assert [scrape(used), scrape(brief)] == [(200, False), (200, False)]
+        storage.is_away = True
+        assert [scrape(used), scrape(brief), scrape(unused)] == [(200, True), (200, True), (503, False)]
+        assert client.get("/metrics").status_code == 401
+        assert client.get("/pairs", headers={"Authorization": f"Bearer {used[1]}"}).status_code == 503
+        monkeypatch.setattr(auth, "utc_now", lambda: soon)
+        assert scrape(brief) == (401, False)
+        now = time.monotonic()
+        monkeypatch.setattr(tokens.time, "monotonic", lambda: now + tokens.KNOWN_SECONDS + 60)
+        assert scrape(used) == (503, False)
+        storage.is_away = False
+        storage.write(lambda uow: uow.tokens.revoke(used[0].id, NOW)).result()
+        assert scrape(used) == (401, False)
+
+
+def test_an_open_service_tells_metrics_while_the_database_is_away() -> None:
+    """Where no token was ever made, the database is not asked for one."""
+    storage = Failing()
+    with TestClient(create_app(Settings(), storage)) as client:
+        storage.is_away = True
+        answer = client.get("/metrics")
+        assert (answer.status_code, "kvyield_database_up 0.0" in answer.text) == (200, True)
+        assert client.get("/pairs").status_code == 503
+
+
+def test_remembered_tokens_are_bounded(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tokens used longest ago are forgotten first."""
+    monkeypatch.setattr(tokens, "MOST_KNOWN", 2)
+    made = [new_token(f"t{number}", [Role.READ], now=NOW, expires_at=None) for number in range(3)]
+    for token, _ in made:
+        storage.write(lambda uow, token=token: uow.tokens.add(token)).result()
+    known = tokens.KnownTokens(storage)
+    for which in (0, 1, 0, 2):
+        found = known.find(made[which][1]).token
+        assert found is not None
+        assert found.name == f"t{which}"
+    storage.close()
+    with pytest.raises(StorageUnavailableError):
+        known.find(made[1][1])
+    assert [known.find(made[which][1]).token is not None for which in (0, 2)] == [True, True]

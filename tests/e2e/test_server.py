@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import sqlite3
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -240,6 +242,53 @@ def test_a_body_that_nobody_waits_for_ends_the_connection(hasty: Server) -> None
         assert slow.recv(4096).startswith(b"HTTP/1.1 415 ")
         slow.sendall(b"x")
         everything(slow)
+
+
+BEGUN = b"POST /observations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.mark.parametrize("closing", [b"Connection: close\r\n", b""], ids=["close", "keep-alive"])
+@pytest.mark.parametrize("length", [b"Content-Length: 40000000\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n"])
+def test_an_early_answer_is_not_lost(server: Server, closing: bytes, length: bytes) -> None:
+    """A client that sends 40 MB before it reads anything gets the 413 whole, not a reset, and reads that the connection
+    ends; what it sent is not kept."""
+    before = memory_mib([server.process.pid])
+    with connected(server, seconds=20) as large:
+        large.sendall(BEGUN + closing + length)
+        for _ in range(40):
+            head = b"f4240\r\n" if b"chunked" in length else b""
+            large.sendall(head + b" " * 1_000_000 + (b"\r\n" if head else b""))
+        if b"chunked" in length:
+            large.sendall(b"0\r\n\r\n")
+        head, _, body = everything(large).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 413 ")
+    assert b"connection: close" in head.lower()
+    assert json.loads(body)["type"] == "/problems/too_large"
+    assert memory_mib([server.process.pid]) - before < 60
+
+
+def test_a_client_that_waits_for_leave_is_answered_at_once(server: Server) -> None:
+    """Expect: 100-continue with too long a body answers 413 without the body; with a fitting one, the body is read."""
+    body = json.dumps(start(id=None, host="expecting")).encode()
+    for length, expected in ((40_000_000, b"HTTP/1.1 413 "), (len(body), b"HTTP/1.1 100 ")):
+        with connected(server) as waiting:
+            waiting.sendall(BEGUN + b"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n" % length)
+            assert waiting.recv(4096).startswith(expected)
+            if length == len(body):
+                waiting.sendall(body)
+                assert waiting.recv(4096).startswith(b"HTTP/1.1 201 ")
+
+
+@pytest.mark.parametrize("protocol", ["h2c", "websocket", "TLS/1.2"])
+def test_a_request_that_offers_another_protocol_keeps_its_body(server: Server, protocol: str) -> None:
+    """Java's HttpClient offers HTTP/2 by default: it is answered in HTTP/1.1, and the connection stays."""
+    offer = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": protocol, "HTTP2-Settings": "AAEAAEAAAAIAAAAB"}
+    body = json.dumps(start(id=None, host=f"offers-{protocol}"))
+    with contextlib.closing(HTTPConnection(server.url.removeprefix("http://"), timeout=6)) as connection:
+        for status in (201, 200):
+            connection.request("POST", "/observations", body, {"Content-Type": "application/json", **offer})
+            answer = connection.getresponse()
+            assert (answer.status, json.loads(answer.read())["host"]) == (status, f"offers-{protocol}")
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,11 @@ async def get_recommend(
 ) -> AdviceOut | Response[str]:
     """Answer which memory flags to restart with; ``format`` renders the answer as text to paste."""
     services = services_of(request)
-    subject, advice = await services.read(lambda uow: _advise(uow, services, parameters))
+
+    def work(uow: UnitOfWork) -> tuple[Subject, Advice]:
+        return _advise(uow, services, parameters)
+
+    subject, advice = await services.read_once(request.scope["query_string"], work)
     services.metrics.recommendations.labels(advice.status.value).inc()
     return _text(advice, parameters.format) if parameters.format else advice_out(advice, subject.pair_id)
 

@@ -63,7 +63,7 @@ class StrictRequest(Request[Any, Any, Any]):
         return read(body) if len(body) <= LARGE_BODY_BYTES else await asyncio.to_thread(read, body)
 
 
-def check_head(request: Request[Any, Any, Any]) -> None:
+async def check_head(request: Request[Any, Any, Any]) -> None:
     """Look, before each request of the API, at what its head says of the parameters and the body.
 
     Raises:

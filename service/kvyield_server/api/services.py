@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from litestar.connection import ASGIConnection
 
 from kvyield_server.api.telemetry import Metrics
 from kvyield_server.api.tokens import KnownTokens
+from kvyield_server.domain.answers import Advice
 from kvyield_server.settings import Settings
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.ports import Storage, UnitOfWork
@@ -28,7 +29,8 @@ class Services:
         self.storage = storage
         self.metrics = Metrics()
         self.tokens = KnownTokens(storage)
-        self.answers = AnswerCache()
+        self.answers = AnswerCache[Advice]()
+        self.told = AnswerCache[Any]()
         self._readers = ThreadPoolExecutor(settings.reader_threads, "kvyield-read")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)
@@ -41,6 +43,15 @@ class Services:
                 return work(uow)
 
         return await self.in_reader(run)
+
+    async def read_once(self, question: Hashable, work: Callable[[UnitOfWork], T]) -> T:
+        """Run work as ``read`` does; the same question again is answered from memory until anything is committed."""
+
+        def run() -> T:
+            with self.storage.read() as uow:
+                return work(uow)
+
+        return await self.in_reader(lambda: self.told.get((self.storage.stamp(), question), run))
 
     async def in_reader(self, work: Callable[[], T]) -> T:
         """Run work that may wait for the database, in a reader thread."""

@@ -16,19 +16,25 @@ MOST_KNOWN = 1_024
 KNOWN_SECONDS = 86_400.0  # how long a token is taken from memory while the database is away
 
 
+class Found(NamedTuple):
+    """Whether callers need a token, and the one that was looked for, valid or not."""
+
+    is_needed: bool
+    token: ApiToken | None
+
+
 class _Known(NamedTuple):
     token: ApiToken
     stamp: Hashable
-    read_at: float
+    checked_at: float
 
 
 class KnownTokens:
-    """Looks tokens up. What was read is right until something is committed, by any process, so a revocation holds at
-    once for all replicas.
+    """Looks tokens up. What was read is right until something is committed, by any process, so that a revocation holds
+    at once for all replicas.
 
-    While the database does not answer, nothing can be revoked in it either: a token that was read from it within the
-    last ``KNOWN_SECONDS`` is taken as it was then. Of these the newest ``MOST_KNOWN`` are remembered. Each method waits
-    for the database, so it is called in a reader thread.
+    While the database does not answer, a token that it confirmed within ``KNOWN_SECONDS`` is taken as it was then. The
+    ``MOST_KNOWN`` that were used last are remembered. All methods may wait for the database.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -49,14 +55,14 @@ class KnownTokens:
                 return False
         return self._is_needed
 
-    def find(self, text: str) -> tuple[bool, ApiToken | None]:
-        """Say whether callers need a token, and return the one with that text, valid or not, if there is one.
+    def find(self, text: str) -> Found:
+        """Look for the token with that text.
 
         Raises:
             StorageUnavailableError: the database does not answer, and no such token is remembered.
         """
         is_needed = self.are_needed()
-        return is_needed, self._find(hash_of(text)) if is_needed and text else None
+        return Found(is_needed, self._find(hash_of(text)) if is_needed and text else None)
 
     def _find(self, wanted: str) -> ApiToken | None:
         with self._lock:
@@ -64,11 +70,12 @@ class KnownTokens:
         try:
             stamp = self._storage.stamp()
             if known is not None and known.stamp == stamp:
-                return known.token
-            with self._storage.read() as uow:
-                token = uow.tokens.by_hash(wanted)
+                token: ApiToken | None = known.token
+            else:
+                with self._storage.read() as uow:
+                    token = uow.tokens.by_hash(wanted)
         except StorageUnavailableError:
-            if known is None or time.monotonic() - known.read_at > KNOWN_SECONDS:
+            if known is None or time.monotonic() - known.checked_at > KNOWN_SECONDS:
                 raise
             return known.token
         self._remember(wanted, token, stamp)

@@ -57,12 +57,12 @@ def page_routers() -> Sequence[Router]:
     return [pages, static]
 
 
-def _refuse_no_name(request: Request[Any, Any, Any]) -> None:
+async def _refuse_no_name(request: Request[Any, Any, Any]) -> None:
     """Answer 404 to what no file system takes for a name."""
     if "\0" in request.scope["path"] or len(request.scope["path"].encode(errors="replace")) > MAX_PATH_BYTES:
         raise NotFoundException
 
 
-def _secured(response: Response[Any]) -> Response[Any]:
+async def _secured(response: Response[Any]) -> Response[Any]:
     response.headers.update(SECURITY_HEADERS)
     return response

@@ -61,7 +61,7 @@ async def signed_in(services: Services, text: str) -> ApiToken:
     return token
 
 
-def own_forms_only(connection: Connection, _: BaseRouteHandler) -> None:
+async def own_forms_only(connection: Connection, _: BaseRouteHandler) -> None:
     """Refuse, as a guard of all pages, a form that is not of our own pages.
 
     Raises:

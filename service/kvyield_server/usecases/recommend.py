@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 from datetime import datetime
 from threading import Lock
+from typing import Generic, TypeVar
 from uuid import UUID
 
 from kvyield_server.domain.answers import Advice, Question
@@ -14,30 +15,32 @@ from kvyield_server.storage.records import StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.deployments import Subject
 
+T = TypeVar("T")
 
-class AnswerCache:
-    """Answers by (revisions, selector, question): evidence that changes makes a new key, so nothing is ever stale."""
+
+class AnswerCache(Generic[T]):
+    """Answers by a key that holds the state of the evidence: a change makes a new key, so no answer is ever stale."""
 
     def __init__(self, size: int = 1_024) -> None:
         self._size = size
         self._lock = Lock()
-        self._answers: OrderedDict[Hashable, Advice] = OrderedDict()
+        self._answers: OrderedDict[Hashable, T] = OrderedDict()
 
-    def get(self, key: Hashable, make: Callable[[], Advice]) -> Advice:
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the answer for a key, made when it is new."""
         with self._lock:
             known = self._answers.get(key)
         if known is not None:
             return known
-        advice = make()
+        made = make()
         with self._lock:
-            self._answers[key] = advice
+            self._answers[key] = made
             while len(self._answers) > self._size:
                 self._answers.popitem(last=False)
-        return advice
+        return made
 
 
-def recommend(subject: Subject, question: Question, answers: AnswerCache) -> Advice:
+def recommend(subject: Subject, question: Question, answers: AnswerCache[Advice]) -> Advice:
     """Answer a question about a subject."""
     return answers.get(_key(subject, question), lambda: _answer(subject, question))
 
