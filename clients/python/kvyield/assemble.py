@@ -141,7 +141,10 @@ class _Assembly:
         moment = self.start.observed_at
         if moment is None or not is_start_time(moment):
             return None
-        self.sources["observed_at"] = "the log's times" if moment.tzinfo else "the log's times, taken as UTC"
+        zone = self.start.facts.get("time_zone")
+        self.sources["observed_at"] = (
+            f"the log's times, which name no zone: {zone.value}" if zone else "the log's times"
+        )
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
     def hardware(self, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import tzinfo
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -61,8 +62,17 @@ class Running:
     is_forced: bool = False
 
 
-def read(source: Source, extras: Extras, *, engine: str | None = None, running: Running | None = None) -> Reading:
+def read(
+    source: Source,
+    extras: Extras,
+    *,
+    engine: str | None = None,
+    running: Running | None = None,
+    zone: tzinfo | None = None,
+) -> Reading:
     """All starts of a log, oldest first; the endpoints of the engine that runs complete the last start.
+
+    ``zone`` is that of stamps that name none; None is this host's own.
 
     Values of two starts are never mixed: endpoints that contradict the log in what tells starts apart are left out.
     Raises `SourceError` when the log cannot be read.
@@ -70,7 +80,7 @@ def read(source: Source, extras: Extras, *, engine: str | None = None, running: 
     reading = Reading(source.name)
     tail: deque[bytes] = deque(maxlen=TAIL_LINES)
     lines = _counted(source.lines(), reading, tail)
-    starts = list(read_starts(lines, engine=engine, reference_time=source.written_until))
+    starts = list(read_starts(lines, engine=engine, reference_time=source.written_until, zone=zone))
     if running is not None:
         starts[-1:] = _with_endpoints(running, starts[-1:], reading)
     last = extras if source.is_local and is_untouched(tail) else without_free_memory(extras)
@@ -94,11 +104,13 @@ def read_endpoints_only(running: Running, extras: Extras) -> Reading:
     return reading
 
 
-def read_file(path: Path, extras: Extras, engine: str | None, most_bytes: int = MOST_BYTES) -> Reading:
+def read_file(
+    path: Path, extras: Extras, engine: str | None, most_bytes: int = MOST_BYTES, zone: tzinfo | None = None
+) -> Reading:
     """`read` for ``import``: a file that cannot be read, whyever, becomes a note; nothing of this host is mixed in."""
     source = replace(file_source(path, most_bytes=most_bytes), is_local=False)
     try:
-        return read(source, extras, engine=engine)
+        return read(source, extras, engine=engine, zone=zone)
     except KvyieldError as error:
         return Reading(str(path), notes=[str(error)])
     except Exception as error:  # whatever one file does, the others are read

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import BinaryIO
 
@@ -69,7 +69,8 @@ class Watch:
     """Takes starts out of lines as they come.
 
     ``bring`` brings an observation to the spool and the service; it says what came of it, and whether it is kept.
-    ``card_now`` reads this host's GPUs, when an engine just became ready.
+    ``zone`` is that of stamps without one, None this host's. ``card_now`` reads this host's GPUs, when an engine just
+    became ready.
     """
 
     bookmark: BookmarkFile
@@ -78,12 +79,13 @@ class Watch:
     say: Callable[[str], None]
     engine: str | None = None
     is_local: bool = True
+    zone: tzinfo | None = None
     card_now: Callable[[], Mapping[str, Sourced]] = dict
     brought: int = field(default=0, init=False)
 
     def follow(self, lines: Iterable[bytes]) -> None:
         """Reads lines until they end, and brings every start that was not brought before."""
-        for start in read_starts(lines, engine=self.engine, follow=True):
+        for start in read_starts(lines, engine=self.engine, follow=True, zone=self.zone):
             if start.outcome != "unfinished":
                 self._take(start)
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta, timezone, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import UUID
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import click
 
@@ -24,6 +26,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 ANSWER_SECONDS = 10.0
 ENGINES = ("sglang", "vllm", "tensorrt-llm", "lmdeploy")
 _COUNT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([km]?)")
+_OFFSET = re.compile(r"([+-])([01]?\d|2[0-3]):?([0-5]\d)?")
 _UNITS = {"": 1, "k": 1_000, "m": 1_000_000}
 _FACTS = ("gpu", "gpu_count", "gpu_memory_gib", "model", "model_revision", "engine_version", "host")
 
@@ -41,6 +44,22 @@ def token_count(smallest: int) -> Callable[[str], int]:
         return count
 
     return tokens
+
+
+def time_zone(text: str) -> tzinfo:
+    """Reads a time zone: a name of the IANA database, ``UTC``, or an offset such as ``+02:00``."""
+    offset = _OFFSET.fullmatch(text)
+    if text.upper() in ("UTC", "Z"):
+        return timezone.utc
+    if offset:
+        minutes = 60 * int(offset[2]) + int(offset[3] or 0)
+        return timezone(timedelta(minutes=minutes if offset[1] == "+" else -minutes))
+    try:
+        return ZoneInfo(text)
+    except (ValueError, OSError, ZoneInfoNotFoundError):
+        raise click.BadParameter(
+            f"{text!r} is no zone known here: UTC, +02:00 or a name such as Europe/Berlin"
+        ) from None
 
 
 def service_options(function: Function) -> Function:
@@ -105,6 +124,12 @@ def fact_options(function: Function) -> Function:
         click.option("--engine", type=click.Choice(ENGINES), help="The engine, when the log does not show it."),
         click.option("--engine-version", help="The engine's version."),
         click.option("--flag", "flags", multiple=True, metavar="NAME=VALUE", help="A flag that the log does not tell."),
+        click.option(
+            "--timezone",
+            type=time_zone,
+            metavar="ZONE",
+            help="Zone of log times that name none.  [default: this host's]",
+        ),
     ]
     return _all(options, function)
 

@@ -64,7 +64,8 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     most_bytes = given["max_bytes"] or MOST_BYTES
     settings = settings_of(given)
     files = expand(given["logs"])
-    read = partial(read_file, extras=extras_of(given, settings, {}), engine=given["engine"], most_bytes=most_bytes)
+    extras, zone = extras_of(given, settings, {}), given.get("timezone")
+    read = partial(read_file, extras=extras, engine=given["engine"], most_bytes=most_bytes, zone=zone)
     readings = _readings(files, read, given["jobs"])
     tally = _Tally(as_json=given["as_json"])
     if given["dry_run"]:

@@ -86,7 +86,8 @@ def read_log(given: Mapping[str, Any], settings: Settings) -> Reading:
     if source is None:
         assert running is not None
         return read_endpoints_only(running, extras)
-    return read(source, extras, engine=given["engine"] or settings.facts.get("engine"), running=running)
+    engine = given["engine"] or settings.facts.get("engine")
+    return read(source, extras, engine=engine, running=running, zone=given.get("timezone"))
 
 
 def running_engine(given: Mapping[str, Any]) -> Running:

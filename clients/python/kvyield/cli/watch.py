@@ -139,6 +139,7 @@ def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
         say=lambda text: say(f"kvyield: {text}"),
         engine=given["engine"] or settings.facts.get("engine"),
         is_local=source.is_local,
+        zone=given.get("timezone"),
         card_now=lambda: card_facts(configured_facts(settings))[0] if wants_card else {},
     )
 

@@ -7,7 +7,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import datetime, timezone, tzinfo
 from typing import Literal
 
 from kvyield.engines._failures import SPECIFIC, Problems
@@ -26,17 +26,23 @@ UNTAGGED = re.compile(r"v?0\.(?:1\.dev\d.*|0\.0(?:[.+]?dev.*|\+.*)?)|dev|unknown
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What a reader may know beside its own lines: a time for years that no line names, and the lines just before."""
+    """What a reader may know beside its own lines: the lines just before, and what stamps leave out.
+
+    ``reference_time`` places stamps without a year, of a live log (``is_live``) the present time does. ``zone`` is that
+    of stamps without a zone, None this host's own.
+    """
 
     reference_time: datetime | None = None
+    is_live: bool = False
+    zone: tzinfo | None = timezone.utc
     lines_before: Callable[[], Iterable[bytes]] = lambda: ()
 
 
 class Clock:
     """First and ready time of one start, by the engine's own stamps if there are any, else by those of the prefix."""
 
-    def __init__(self, reference: datetime | None) -> None:
-        self._reference = reference
+    def __init__(self, surroundings: Surroundings) -> None:
+        self._surroundings = surroundings
         self._first: dict[str, datetime] = {}
         self._ready: dict[str, datetime] = {}
         self._year: int | None = None
@@ -55,7 +61,7 @@ class Clock:
 
     @property
     def started_at(self) -> datetime | None:
-        """Aware, UTC; a stamp without a zone is taken as UTC, one without a year gets it from another stamp or the
+        """Aware, UTC; a stamp without a zone is in the log's, one without a year gets it from another stamp or the
         reference.
         """
         zoned = [moment for moment in self._first.values() if moment.tzinfo]
@@ -65,22 +71,37 @@ class Clock:
         dated.sort(key=lambda moment: moment.year == UNKNOWN_YEAR)
         return self._in_utc(dated[0]) if dated else None
 
+    @property
+    def needs_zone(self) -> bool:
+        """True when the time is known from stamps that name no zone."""
+        return bool(self._first) and not any(moment.tzinfo for moment in self._first.values())
+
     def _in_utc(self, moment: datetime) -> datetime | None:
         if moment.year != UNKNOWN_YEAR:
-            return moment.replace(tzinfo=timezone.utc)
-        reference = self._reference or (
-            datetime(self._year, 12, 31, 23, 59, 59, tzinfo=timezone.utc) if self._year else None
-        )
-        if reference is None:
-            return None
-        for year in (reference.year, reference.year - 1):
+            return self._zoned(moment)
+        reference = self._reference()
+        for year in (reference.year, reference.year - 1) if reference else ():
             try:
-                placed = moment.replace(year=year, tzinfo=timezone.utc)
-            except ValueError:
+                placed = self._zoned(moment.replace(year=year))
+            except ValueError:  # 29 February of another year
                 continue
-            if (placed - reference).total_seconds() < 86400:
+            if placed is not None and reference is not None and (placed - reference).total_seconds() < 86400:
                 return placed
         return None
+
+    def _zoned(self, moment: datetime) -> datetime | None:
+        zone = self._surroundings.zone
+        try:
+            return (moment if zone is None else moment.replace(tzinfo=zone)).astimezone(timezone.utc)
+        except (OverflowError, ValueError, OSError):  # a year that no zone knows
+            return None
+
+    def _reference(self) -> datetime | None:
+        if self._surroundings.reference_time is not None:
+            return self._surroundings.reference_time
+        if self._year is not None:
+            return datetime(self._year, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
+        return datetime.now(timezone.utc) if self._surroundings.is_live else None
 
     @property
     def startup_seconds(self) -> float | None:
@@ -105,7 +126,7 @@ class StartReader(ABC):
     def __init__(self, engine: EngineName, surroundings: Surroundings) -> None:
         self.start = Start(engine=engine, outcome="unfinished")
         self.surroundings = surroundings
-        self.clock = Clock(surroundings.reference_time)
+        self.clock = Clock(surroundings)
         self.problems = Problems()
         self._noted: set[str] = set()
         self.phase: Phase = "load"
@@ -193,6 +214,8 @@ class StartReader(ABC):
                 "startup_seconds", Sourced(seconds, "time of the ready line less time of the first line")
             )
         start.observed_at = self.clock.started_at
+        if start.observed_at is not None and self.clock.needs_zone:
+            start.facts["time_zone"] = Sourced(str(self.surroundings.zone or "this host's"), "stamps without a zone")
         if cause is not None and (cause.outcome != "failed" or not self.announced):
             self._fail()
         elif self.announced or start.measurements.get("pool_tokens") or "kv_cache_gib" in start.measurements:

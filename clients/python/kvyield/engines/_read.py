@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timezone, tzinfo
 
-from kvyield.engines._engine import Engine
+from kvyield.engines._engine import Engine, Surroundings
 from kvyield.engines._engines import ENGINES
 from kvyield.engines._lines import chunks
 from kvyield.engines._segment import Segmenter
@@ -18,18 +18,21 @@ def read_starts(
     engine: str | None = None,
     reference_time: datetime | None = None,
     follow: bool = False,
+    zone: tzinfo | None = timezone.utc,
 ) -> Iterator[Start]:
     """Yield every engine start that a log holds, in the order in which they end, in constant memory.
 
     ``lines`` are lines of any prefix style, or a binary file, which is read in blocks. ``engine`` (``sglang``,
     ``vllm``, ``tensorrt-llm``, ``lmdeploy``) reads all lines as that engine's; None finds it by the lines that
     only one engine prints. ``reference_time`` places stamps without a year: they are taken as the last such date
-    not after it by more than a day. ``follow`` is for live sources: a start comes out when the engine says that
-    it is ready, and once more if it dies later. A start of which the source holds neither readiness nor failure
-    nor a pool has the outcome ``unfinished``. Raises ValueError for an engine that is not known; no content of a
-    log raises."""
+    not after it by more than a day; without it those of a live source are placed by the present time. ``zone`` is
+    the zone of stamps that name none; None is this host's own (TZ, /etc/localtime). ``follow`` is for live sources:
+    a start comes out when the engine says that it is ready, and once more if it dies later. A start of which the
+    source holds neither readiness nor failure nor a pool has the outcome ``unfinished``. Raises ValueError for an
+    engine that is not known; no content of a log raises."""
     engines = _chosen(engine)
-    segmenter = Segmenter(engines, forced=engine is not None, reference_time=reference_time, follow=follow)
+    surroundings = Surroundings(reference_time, is_live=follow, zone=zone)
+    segmenter = Segmenter(engines, forced=engine is not None, surroundings=surroundings, follow=follow)
     for chunk in chunks(lines, follow=follow):
         yield from segmenter.read(chunk)
     yield from segmenter.close()
