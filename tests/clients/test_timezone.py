@@ -90,7 +90,7 @@ def test_a_prefix_that_names_its_zone_wins(berlin: None) -> None:
     prefix = "2026-05-30T21:00:00+0000 gpu-01 python3[7]: "
     (start,) = read_starts([prefix + line.format(day="2026-05-30") for line in SGLANG], zone=None)
     assert start.observed_at == datetime(2026, 5, 30, 21, tzinfo=timezone.utc)
-    assert "time_zone" not in start.facts
+    assert start.zone is None
 
 
 def test_the_same_start_has_one_time_in_file_and_journal(berlin: None) -> None:
@@ -99,7 +99,7 @@ def test_the_same_start_has_one_time_in_file_and_journal(berlin: None) -> None:
     prefix = "2026-05-30T10:00:00+0000 gpu-01 python3[7]: "
     (journal,) = read_starts([prefix + line.format(day="2026-05-30") for line in SGLANG], zone=None)
     assert file.observed_at == journal.observed_at
-    assert file.facts["time_zone"].value == "this host's"
+    assert file.zone == "this host's"
 
 
 def test_a_live_log_without_years_is_of_now() -> None:

@@ -141,10 +141,8 @@ class _Assembly:
         moment = self.start.observed_at
         if moment is None or not is_start_time(moment):
             return None
-        zone = self.start.facts.get("time_zone")
-        self.sources["observed_at"] = (
-            f"the log's times, which name no zone: {zone.value}" if zone else "the log's times"
-        )
+        zone = self.start.zone
+        self.sources["observed_at"] = f"the log's times, which name no zone: {zone}" if zone else "the log's times"
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
     def hardware(self, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -215,7 +215,7 @@ class StartReader(ABC):
             )
         start.observed_at = self.clock.started_at
         if start.observed_at is not None and self.clock.needs_zone:
-            start.facts["time_zone"] = Sourced(str(self.surroundings.zone or "this host's"), "stamps without a zone")
+            start.zone = str(self.surroundings.zone or "this host's")
         if cause is not None and (cause.outcome != "failed" or not self.announced):
             self._fail()
         elif self.announced or start.measurements.get("pool_tokens") or "kv_cache_gib" in start.measurements:

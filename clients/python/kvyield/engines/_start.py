@@ -29,7 +29,8 @@ class Start:
     and ``failure`` use the wire's names (``pool_tokens``, ``free_at_ready_gib``, ``phase``...). The outcome
     ``unfinished`` never goes to the service: the source ends before the engine was ready or had failed. ``facts``
     holds what is not a flag: ``model_name``, ``model_revision``, ``engine_version``, ``engine_variant``, ``gpu``,
-    ``gpu_count``, ``gpu_memory_gib``, ``host`` and anything a later reader needs."""
+    ``gpu_count``, ``gpu_memory_gib``, ``host`` and anything a later reader needs. ``zone`` is the one that
+    ``observed_at`` was taken in where the log's stamps name none."""
 
     engine: EngineName
     outcome: Outcome
@@ -39,5 +40,6 @@ class Start:
     facts: dict[str, Sourced] = field(default_factory=dict)
     model_facts: Mapping[str, object] = field(default_factory=dict)
     observed_at: datetime | None = None
+    zone: str | None = None
     contradictions: list[str] = field(default_factory=list)
     excerpt: list[str] = field(default_factory=list)
