@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone, tzinfo
 
-from kvyield.engines._engine import Engine, Surroundings
+from kvyield.engines._engine import Engine
 from kvyield.engines._engines import ENGINES
 from kvyield.engines._lines import chunks
 from kvyield.engines._segment import Segmenter
@@ -31,8 +31,8 @@ def read_starts(
     source holds neither readiness nor failure nor a pool has the outcome ``unfinished``. Raises ValueError for an
     engine that is not known; no content of a log raises."""
     engines = _chosen(engine)
-    surroundings = Surroundings(reference_time, is_live=follow, zone=zone)
-    segmenter = Segmenter(engines, forced=engine is not None, surroundings=surroundings, follow=follow)
+    is_forced = engine is not None
+    segmenter = Segmenter(engines, forced=is_forced, reference_time=reference_time, follow=follow, zone=zone)
     for chunk in chunks(lines, follow=follow):
         yield from segmenter.read(chunk)
     yield from segmenter.close()

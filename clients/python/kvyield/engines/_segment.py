@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone, tzinfo
 
 from kvyield.engines._engine import Engine, StartReader, Surroundings
 from kvyield.engines._lines import Hooks, Scanner
@@ -54,7 +55,15 @@ class Stream:
 class Segmenter:
     """Feeds lines to the readers of the starts that they belong to and gives out starts that are over."""
 
-    def __init__(self, engines: tuple[Engine, ...], *, forced: bool, surroundings: Surroundings, follow: bool) -> None:
+    def __init__(
+        self,
+        engines: tuple[Engine, ...],
+        *,
+        forced: bool,
+        reference_time: datetime | None,
+        follow: bool,
+        zone: tzinfo | None = timezone.utc,
+    ) -> None:
         self._engines = engines
         self._forced = forced
         self._follow = follow
@@ -65,7 +74,7 @@ class Segmenter:
         self._scanned = 0
         self._done: list[Session] = []
         self.scanner = Scanner(self._hooks)
-        self._surroundings = replace(surroundings, lines_before=self.scanner.before)
+        self._surroundings = Surroundings(reference_time, follow, zone, self.scanner.before)
         always = (*DEATH_HOOKS, ARRAY_MESSAGE)
         openers = _unique(hook for engine in engines for hook in engine.openers)
         ready = _unique(hook for engine in engines for hook in engine.ready)
