@@ -3,7 +3,7 @@
 Usage: PYTHONPATH=service:tests python tests/bench/bench_service.py [observations]
 
 The memory is what stays resident after batches that post them all, a walk over 200 pages, 50 questions and an export.
-Exits with 1 when a start takes over 3 s or the memory is over 150 MB.
+Exits with 1 when a start takes over 2 s or the memory is over 150 MB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 from api.samples import NAMES, start
 from bench.bench_load import ITEMS, batches, started
 
-READY_SECONDS, RESIDENT_MB = 3.0, 150.0
+READY_SECONDS, RESIDENT_MB = 2.0, 150.0
 
 
 def seconds_to_ready(folder: Path) -> tuple[float, str, subprocess.Popen[bytes]]:

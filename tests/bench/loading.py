@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import urlsplit
@@ -81,16 +82,17 @@ def request_bytes(method: str, path: str, body: bytes = b"", headers: str = "") 
     return head.encode() + b"\r\n" + body
 
 
-def load(url: str, requests: Callable[[], Iterator[bytes]], *, clients: int, seconds: float) -> Measured:
-    """Send requests from that many clients for that long; one iterator of requests feeds them all."""
-    return uvloop.run(_load(url, requests(), clients, seconds))
+def load(urls: Sequence[str], requests: Callable[[], Iterator[bytes]], *, clients: int, seconds: float) -> Measured:
+    """Send requests from that many clients, spread over the servers, for that long; one iterator feeds them all."""
+    return uvloop.run(_load(urls, requests(), clients, seconds))
 
 
-async def _load(url: str, requests: Iterator[bytes], clients: int, seconds: float) -> Measured:
-    parts, loop, measured = urlsplit(url), asyncio.get_running_loop(), Measured()
+async def _load(urls: Sequence[str], requests: Iterator[bytes], clients: int, seconds: float) -> Measured:
+    loop, measured = asyncio.get_running_loop(), Measured()
     begun = time.perf_counter()
     ends = [loop.create_future() for _ in range(clients)]
-    for end in ends:
+    for end, url in zip(ends, itertools.cycle(urls), strict=False):
+        parts = urlsplit(url)
 
         def make(end: asyncio.Future[None] = end) -> Connection:
             return Connection(requests, begun + seconds, measured, end)
