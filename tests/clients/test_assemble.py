@@ -119,14 +119,32 @@ def test_a_card_of_another_kind_is_left_out() -> None:
     assert any("left out" in text for text in made.contradictions)
 
 
-def test_free_memory_at_pool_end_stands_in_and_says_so() -> None:
-    """An early free-memory figure fills free at ready when the final line has none, and its source tells."""
+def test_free_memory_at_pool_end_never_stands_for_free_at_ready() -> None:
+    """A figure fills the field of its own moment: what was free before the graphs is not what is free at ready."""
     made = assemble(
         start(measurements={"pool_tokens": said(101_134), "free_at_pool_end_gib": said(10.37, "line 9")}),
         Extras(options=options(gpu=GPU)),
     )
-    assert made.observation().measurements.free_at_ready_gib == 10.37
-    assert "upper bound" in made.sources["measurements.free_at_ready_gib"]
+    assert made.observation().measurements.free_at_ready_gib is None
+    assert made.observation().measurements.free_at_pool_end_gib == 10.37
+
+
+@pytest.mark.parametrize(
+    ("unified", "phase", "outcome"),
+    [
+        (False, "serving", "failed"),
+        (None, "pool", "failed"),
+        (True, "serving", "oom_runtime"),
+        (True, "pool", "oom_startup"),
+    ],
+)
+def test_host_memory_is_gpu_memory_only_where_they_are_one(unified: bool | None, phase: str, outcome: str) -> None:
+    """An end for want of host memory says nothing of the GPU, unless the GPU has no other memory."""
+    failure = {"phase": said(phase), "message": said("Out of memory"), "cause": said("host_memory")}
+    card = {} if unified is None else {"unified_memory": said(unified)}
+    made = assemble(start(outcome="failed", failure=failure), Extras(options=options(gpu=GPU), card=card))
+    assert made.observation().outcome == outcome
+    assert made.draft["failure"]["cause"] == "host_memory"
 
 
 def test_missing_facts_are_named_with_the_option_that_gives_them() -> None:

@@ -253,6 +253,7 @@ def test_leaving_early_ends_the_command(tmp_path: Path, monkeypatch: pytest.Monk
 def test_stamps_without_a_year_get_it_from_the_files_own_time(tmp_path: Path) -> None:
     """vLLM prints no year: equal starts of two years are told apart by when their files were written."""
     line = b"INFO 12-30 12:07:59 [kv_cache_utils.py:2177] GPU KV cache size: 689,248 tokens\n"
+    line += b"INFO:     Application startup complete.\n"
     times = []
     for year in (2022, 2024):
         log = tmp_path / f"{year}.log"

@@ -125,8 +125,17 @@ class _Assembly:
             "recommendation_id": self.extras.recommendation_id,
             "log_excerpt": excerpt_of(self.start.excerpt),
         }
+        self.judge_host_memory(draft)
         missing = tuple(_missing(draft))
         return Assembled(draft, self.sources, tuple(self.contradictions), missing)
+
+    def judge_host_memory(self, draft: dict[str, Any]) -> None:
+        """Where the GPU shares the host's memory, an end for want of host memory is one for want of GPU memory."""
+        failure = draft["failure"]
+        if not (failure and failure["cause"] == "host_memory" and draft["hardware"]["unified_memory"]):
+            return
+        draft["outcome"] = "oom_runtime" if failure["phase"] == "serving" else "oom_startup"
+        self.sources["outcome"] = "the log: host memory, which this GPU shares"
 
     def drop_foreign_card(self) -> None:
         """A card of another kind than an option or the log tells is not the engine's: none of its facts hold."""
@@ -213,10 +222,6 @@ class _Assembly:
         told = dict(self.start.measurements)
         if "free_at_ready_gib" not in told and (free := self.free_now(gpu_count)):
             told["free_at_ready_gib"] = free
-        early = told.get("free_at_pool_end_gib")
-        if "free_at_ready_gib" not in told and early is not None and self.start.outcome == "ready":
-            note = "read at pool end, before graphs: an upper bound"
-            told["free_at_ready_gib"] = Sourced(early.value, f"{early.source} ({note})")
         return {name: self.measured(f"measurements.{name}", told.get(name)) for name in _MEASUREMENTS}
 
     def free_now(self, gpu_count: int | None) -> Sourced | None:

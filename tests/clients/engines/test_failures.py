@@ -130,15 +130,30 @@ def test_a_request_that_is_too_long_fails_nothing():
     assert said(only([*VLLM, VLLM_SIZE, *VLLM_READY, too_long])) == ("ready", None)
 
 
-def test_a_log_that_just_ends_is_unfinished_until_the_pool_is_known():
-    """Before the pool the outcome is unfinished, which is never posted; with the pool it is ready, on that evidence
-    alone.
+@pytest.mark.parametrize("cut", range(1, 7))
+def test_a_log_that_ends_before_the_final_line_is_unfinished(cut):
+    """A start that is not seen to be ready is not ready, however far its start-up went, and has no free memory at
+    ready.
     """
-    assert said(only(STARTED[:3])) == ("unfinished", None)
-    start = only(STARTED[:4])
-    assert (start.outcome, start.facts["readiness"].value) == ("ready", "pool only")
+    start = only(STARTED[:cut])
+    assert said(start) == ("unfinished", None)
     assert "free_at_ready_gib" not in start.measurements
-    assert only(STARTED).facts["readiness"].value == "announced"
+    assert ("pool_tokens" in start.measurements) == (POOL in STARTED[:cut])
+
+
+@pytest.mark.parametrize("cut", range(2, 5))
+def test_a_vllm_log_that_ends_before_the_engine_is_up_is_unfinished(cut):
+    """The memory of the pool, and its tokens, are printed before it is allocated: they are no sign of readiness."""
+    assert said(only([*VLLM, VLLM_SIZE][:cut])) == ("unfinished", None)
+
+
+def test_requests_that_were_served_show_that_the_engine_came_up():
+    """A log without the ready line is of a ready engine when it decodes."""
+    decoded = "[2026-05-30 22:04:00 TP0] Decode batch, #running-req: 7, #token: 900, token usage: 0.44"
+    assert said(only([*STARTED[:5], decoded])) == ("ready", None)
+    served = "INFO 11-29 12:05:00 [l.py:1] Engine 000: Avg prompt throughput: 12.5 tokens/s"
+    assert said(only([*VLLM, VLLM_SIZE, served])) == ("ready", None)
+    assert said(only([*VLLM, VLLM_SIZE, served.replace("12.5", "0.0")])) == ("unfinished", None)
 
 
 @pytest.mark.parametrize(
@@ -230,10 +245,16 @@ def test_vllm_failures_after_the_weights(line, outcome, phase):
 
 
 def test_vllm_deaths_after_the_pool():
-    """After the pool an out-of-memory error belongs to graph capture, after readiness to service, with the prompt
-    dumped.
+    """The pool's size is printed before its allocation: a death then is of the pool, later of graph capture, and after
+    readiness of service, with the prompt dumped.
     """
-    assert said(only([*VLLM, VLLM_SIZE, OOM])) == ("oom_startup", "graph_capture")
+    assert said(only([*VLLM, VLLM_SIZE, OOM])) == ("oom_startup", "pool")
+    capturing = "Capturing CUDA graphs (mixed prefill-decode, PIECEWISE):  12%|#2        | 6/51 [00:01<00:12,  3.6it/s]"
+    assert said(only([*VLLM, VLLM_SIZE, capturing, OOM])) == ("oom_startup", "graph_capture")
+    frames = ['  File "gpu_model_runner.py", line 1, in {}', '  File "x.py", line 2, in forward']
+    for function, phase in (("capture_model", "graph_capture"), ("kernel_warmup", "pool"), ("load_model", "load")):
+        traceback = ["Traceback (most recent call last):", *(frame.format(function) for frame in frames)]
+        assert said(only([*VLLM, VLLM_SIZE, *traceback, OOM])) == ("oom_startup", phase)
     dump = (
         "ERROR 11-29 12:05:00 [d.py:1] SchedulerOutput(scheduled_new_reqs=[NewRequestData(prompt_token_ids_len=60010,"
     )

@@ -17,6 +17,28 @@ PUBLISHED = {
     "final_available_gpu_mem_gb": "free_at_ready_gib",
 }
 FRACTION = ("mem_fraction_static", "gpu_memory_utilization", "free_gpu_memory_fraction", "cache_max_entry_count")
+ENDS_EARLY = (
+    "sg-24gbx2-qwen35-9b",
+    "sg-3gpu-uneven-dcp",
+    "sg-4080-gpt2-kvcached",
+    "sg-96gb-dsv4-two-runs-mixed",
+    "sg-mi355x8-glm5-fp8kv",
+    "sg-swa-dup-tp2",
+    "trt-32gb-llama31-8b",
+    "vl-14gb-15b-050",
+    "vl-24gb-unsloth-078",
+    "vl-48gb-unsloth-078",
+    "vl-7b-abridged",
+    "vl-80gb-phi4-bnb-070",
+    "vl-ansi-llama3-8b-4096",
+    "vl-ascend-qwen3vl8b-new",
+    "vl-b12x-dcp4-ok",
+    "vl-gb10-dsv4-hma",
+    "vl-gb10-spec-085",
+    "vl-ray-pp1tp0-line",
+    "vl-spec-padding-negative-graph",
+    "vl-tp2-11351",
+)
 NOT_IN_THE_LOG = {
     ("sg-a800x2-refused-012", "fraction"): "told beside the log",
     ("sg-hip-oom-prefill-088", "fraction"): "told beside the log",
@@ -33,6 +55,7 @@ NOT_IN_THE_LOG = {
     ("vl-6gb-wsl-int4-negative", "kv_gb"): "negative: evidence of the refusal, no size of a pool",
     ("sg-notebook-llama31-lora", "outcome"): "the log ends after the weights: unfinished",
     ("sg-mi355x8-glm5-fp8kv", "avail_after_pool_gb"): "3.9 is rank 0's; the least over ranks is 3.88",
+    **{(name, "outcome"): "the log ends before the engine is up: unfinished" for name in ENDS_EARLY},
 }
 OUTCOMES = {"ok": "ready", "refused": "refused", "oom_runtime": "oom_runtime", "oom_startup": "oom_startup"}
 

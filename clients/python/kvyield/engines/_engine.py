@@ -10,13 +10,14 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone, tzinfo
 from typing import Literal
 
-from kvyield.engines._failures import SPECIFIC, Problems
+from kvyield.engines._failures import SPECIFIC, Place, Problems
 from kvyield.engines._literals import shortest_float32
 from kvyield.engines._prefix import UNKNOWN_YEAR, Record
 from kvyield.engines._start import EngineName, Phase, Scalar, Sourced, Start
 from kvyield.engines._text import message_of, quote, source_of
 
 EXCERPT_LINES = 40
+TRACEBACK_BYTES = 1 << 16
 
 Role = Literal["opens", "belongs"]
 
@@ -35,7 +36,7 @@ class Surroundings:
     reference_time: datetime | None = None
     is_live: bool = False
     zone: tzinfo | None = timezone.utc
-    lines_before: Callable[[], Iterable[bytes]] = lambda: ()
+    lines_before: Callable[[int], Iterable[bytes]] = lambda _most_bytes: ()
 
 
 class Clock:
@@ -132,8 +133,9 @@ class StartReader(ABC):
         self.phase: Phase = "load"
         self.opened = False  # the line with the arguments was seen
         self.started = False  # a line of the start-up itself was seen
-        self.announced = False  # the engine said that it was ready
+        self.announced = False  # the engine said that it was ready, or served a request
         self.complete = False  # nothing more of the start-up is to come
+        self.last_progress = 0  # number of the last line that showed the engine at work
 
     @property
     def settled(self) -> bool:
@@ -144,7 +146,7 @@ class StartReader(ABC):
     def is_dead(self) -> bool:
         """True when the start failed for good and the cause is known as well as it will be."""
         cause = self.problems.cause
-        return cause is not None and cause.final and cause.weight >= SPECIFIC
+        return cause is not None and cause.final and (cause.weight >= SPECIFIC or self.problems.is_over)
 
     @abstractmethod
     def belongs(self, record: Record) -> bool:
@@ -163,10 +165,17 @@ class StartReader(ABC):
         begun = self.started or self.opened or self.announced
         phase: Phase = self.phase if begun else "unknown"
         serving = self.announced or not begun
-        found = self.problems.read(record.number, text, phase, serving=serving)
-        if found and serving:
-            self.problems.look_back(self.surroundings.lines_before())
+        place = Place(record.number, f"{record.process} {text[:200]}")
+        held = self.problems.cause
+        found = self.problems.read(place, text, phase, serving=serving, is_server=self.complete or not begun)
+        if found and self.problems.cause is not held:
+            self.problems.look_back(self.surroundings.lines_before(TRACEBACK_BYTES), serving=serving)
         return found
+
+    def progressed(self, record: Record) -> None:
+        """The line is of the start-up or of served requests: what went wrong before did not stop the engine."""
+        self.problems.progress()
+        self.last_progress = record.number
 
     def note(self, record: Record) -> None:
         """Keep the line for the excerpt, once however many ranks say it."""
@@ -216,24 +225,30 @@ class StartReader(ABC):
         start.observed_at = self.clock.started_at
         if start.observed_at is not None and self.clock.needs_zone:
             start.zone = str(self.surroundings.zone or "this host's")
-        if cause is not None and (cause.outcome != "failed" or not self.announced):
+        ended = cause is not None and (cause.final or cause.weight >= SPECIFIC or not self.announced)
+        if ended:
             self._fail()
-        elif self.announced or start.measurements.get("pool_tokens") or "kv_cache_gib" in start.measurements:
+        elif self.announced:
             start.outcome = "ready"
-            start.facts["readiness"] = Sourced(
-                "announced" if self.announced else "pool only", "the last line of the start-up seen"
-            )
         known = start.flags or start.measurements or cause
         return _copied(start) if known else None
 
     def _fail(self) -> None:
         cause = self.problems.cause
         assert cause is not None
+        where = cause.message.source
         self.start.outcome = cause.outcome
-        self.start.failure = {"phase": Sourced(cause.phase, cause.message.source), "message": cause.message}
+        self.start.failure = {
+            "phase": Sourced(cause.phase, where),
+            "message": cause.message,
+            "cause": Sourced(cause.cause, where) if cause.outcome != "refused" else Sourced("gpu_memory", where),
+        }
         for name, evidence in cause.evidence.items():
             place = self.start.measurements if name == "device_memory_gib" else self.start.failure
             place.setdefault(name, evidence)
+        if cause.cause in ("error", "killed") and cause.outcome == "failed":
+            self.start.excerpt = self.start.excerpt[: EXCERPT_LINES - len(self.problems.last_words)]
+            self.start.excerpt += [line for line in self.problems.last_words if line not in self.start.excerpt]
 
 
 def _copied(start: Start) -> Start:

@@ -6,45 +6,43 @@ that it did not stop the engine, and clears it, unless the engine itself said th
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvyield.engines._start import Outcome, Phase, Sourced
-from kvyield.engines._text import any_of, quote, source_of
+from kvyield.engines._text import quote, source_of
+from kvyield.engines._wordings import FRAMES, WORDINGS, WRAPPERS, Wording
 
-OUT_OF_MEMORY = re.compile(
-    r"(?:torch\.(?:cuda\.)?)?OutOfMemoryError\b.{0,2000}|(?:CUDA|HIP|NPU|XPU|MUSA) out of memory.{0,2000}"
-    r"|(?:CUDA|HIP) error: out of memory.{0,200}|cudaErrorMemoryAllocation.{0,200}|CUDA_ERROR_OUT_OF_MEMORY.{0,200}"
-    r"|HSA_STATUS_ERROR_OUT_OF_RESOURCES.{0,200}"
-)
-_EXCEPTION = re.compile(r"(?:^|[\]\s:])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)): (.{1,2000})")
-_DOWN = any_of(
-    r"Scheduler hit an exception",
-    r"EngineCore (?:failed to start|encountered a fatal error)",
-    r"WorkerProc (?:hit an exception|failed to start|initialization failed)",
-    r"Engine core (?:initialization failed|proc .{0,60} died)",
-    r"EngineDeadError",
-    r"Fatal Python error",
-    r"Received sigquit from a child process",
-    r"Capture (?:cuda|CUDA|piecewise|draft|target).{0,60} failed",
-)
-_WRAPPER = any_of(
-    r"Engine core initialization failed",
-    r"Worker failed with error",
-    r"WorkerProc initialization failed",
-    r"EngineDeadError",
-    r"See root cause",
-)
-_CAPACITY = re.compile(r"total capacity of (\d+(?:\.\d+)?) GiB|(?<![\d.])(\d+(?:\.\d+)?) GiB total capacity")
+Cause = Literal["gpu_memory", "host_memory", "killed", "error"]
 
+LONGEST_READ = 4000
+LONGEST_FIGURES = 2000
 LINES_BEFORE = 200
+LAST_WORDS = 8
 MILD, GENERIC, SPECIFIC = range(3)
+
+_EXCEPTION = re.compile(r"(?:^|[\]\s:])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)): (.{1,2000})")
+_ERROR_LINE = re.compile(r"(?:Error|Exception)\b: |\bERROR\b|\[E\]|\[ERROR\]|\[FATAL\]|Traceback \(most recent")
+_SIZE = r"(\d[\d,]{0,20}(?:\.\d{1,6})?) ?(bytes|[KMGT]i?B)"
+_WANTED = re.compile(
+    rf"[Tt]ried to allocate {_SIZE}|Out of memory allocating {_SIZE}|Requested size was {_SIZE}"
+    rf"|Requested amount of GPU memory \({_SIZE}\)|Failed to CUDA (?:calloc|malloc)(?: async)? {_SIZE}"
+    r"|\[size:(\d{1,18})()\]"
+)
+_FREE = re.compile(rf"of which {_SIZE} is free|; {_SIZE} free\b")
+_CAPACITY = re.compile(rf"total capacity of {_SIZE}|(?<![\d.]){_SIZE} total capacity")
+_BYTES = {"": 1, "bytes": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_RANK = re.compile(r"\[(?:rank|RANK )(\d{1,5})\]|\b(?:VllmWorker|Worker) rank=(\d{1,5})\b")
+_TENSOR_RANK = re.compile(r"(?:^|[ _\[])TP(\d{1,5})\b")
+_OTHER_RANK = re.compile(r"(?:^|[ _\[])(?:PP|DP)\d{1,5}\b")
 
 
 @dataclass
 class Problem:
     """A problem in the engine's own words. ``weight`` decides which of several is the cause; ``final`` cannot be
-    cleared.
+    cleared. ``evidence`` holds what the words tell, by the wire's names.
     """
 
     outcome: Outcome
@@ -53,6 +51,15 @@ class Problem:
     weight: int = GENERIC
     final: bool = False
     evidence: dict[str, Sourced] = field(default_factory=dict)
+    cause: Cause = "error"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a line stands: its number, and the tags before its words that may name a rank."""
+
+    number: int
+    tags: str = ""
 
 
 class Problems:
@@ -60,56 +67,150 @@ class Problems:
 
     def __init__(self) -> None:
         self.cause: Problem | None = None
-        self._down = False
+        self.is_over = False  # the last words were read: nothing that explains the end comes after them
+        self.last_words: deque[str] = deque(maxlen=LAST_WORDS)
+        self._down: str | None = None  # the line in which the engine said that it was going down
+        self._stopped = False
 
     def add(self, problem: Problem) -> None:
-        """Hold a problem if it weighs more than the one held."""
-        if self._down:
-            problem.final = True
-        if self.cause is None or problem.weight > self.cause.weight:
-            self.cause = problem
+        """Hold a problem if it weighs more than the one held, or tells figures that an equal one lacks."""
+        held = self.cause
+        if held is not None and problem.weight == held.weight and problem.cause == held.cause:
+            if _has_figures(held) or not _has_figures(problem):
+                return
+            problem.phase, problem.final = held.phase, held.final
+        elif held is not None and problem.weight <= held.weight:
+            return
+        problem.final = problem.final or self._down is not None
+        self.cause = problem
 
     def progress(self) -> None:
         """The start went on: what was not final did not stop it."""
         if self.cause is not None and not self.cause.final:
             self.cause = None
 
-    def read(self, number: int, text: str, phase: Phase, *, serving: bool) -> bool:
-        """Take in a line that may tell of a problem common to engines; True when it does."""
-        short = text[:4000]
-        if _DOWN.search(short):
-            self._going_down()
-        memory = OUT_OF_MEMORY.search(short)
-        if memory and "Prefill out of memory" not in short:
-            self.add(out_of_memory(number, memory[0], phase, serving=serving))
-            return True
-        exception = _EXCEPTION.search(short)
-        if exception is None or serving:
+    def read(self, place: Place, text: str, phase: Phase, *, serving: bool, is_server: bool = True) -> bool:
+        """Take in a line that may tell of a problem; True when it does.
+
+        ``is_server`` is False for an engine inside another program, whose end is no failure.
+        """
+        short = text[:LONGEST_READ]
+        if _ERROR_LINE.search(short):
+            self.last_words.append(quote(short, 300))
+        wording, words = wording_of(short)
+        if wording is None:
+            return self._exception(place, short, phase, serving=serving)
+        if wording.kind == "stopped":
+            self._stopped = self._stopped or serving
+        if wording.kind in ("stopped", "harmless"):
             return False
-        words = f"{exception[1]}: {exception[2]}"
-        weight = MILD if _WRAPPER.search(words) else GENERIC
-        self.add(Problem("failed", phase, Sourced(quote(words), source_of(number, text)), weight))
+        if (
+            serving
+            and wording.kind in ("killed", "fatal")
+            and (self._stopped or (wording.servers_only and not is_server))
+        ):
+            return False
+        self._take(wording, place, words, phase, serving=serving)
+        self.is_over = self.is_over or (wording.is_last and self.cause is not None and self.cause.final)
         return True
 
-    def look_back(self, lines: Iterable[bytes]) -> None:
-        """Lines just before a problem at run time, where the engine may have said that it was going down."""
-        recent = list(lines)[-LINES_BEFORE:]
-        if any(_DOWN.search(line.decode("utf-8", "replace"), 0, 4000) for line in recent):
-            self._going_down()
+    def _take(self, wording: Wording, place: Place, words: str, phase: Phase, *, serving: bool) -> None:
+        message = Sourced(quote(words), source_of(place.number, words))
+        if wording.kind == "gpu_memory":
+            evidence = figures_of(words, message.source)
+            rank = next((rank for rank in map(rank_of, (place.tags, self._down or "")) if rank is not None), None)
+            if rank is not None:
+                evidence["rank"] = Sourced(rank, message.source)
+            outcome: Outcome = "oom_runtime" if serving else "oom_startup"
+            self.add(Problem(outcome, phase, message, SPECIFIC, evidence=evidence, cause="gpu_memory"))
+        elif wording.kind == "host_memory":
+            self.add(Problem("failed", phase, message, SPECIFIC, final=wording.is_last, cause="host_memory"))
+        else:
+            self._goes_down(place.tags)
+            killed = wording.kind == "killed"
+            self.add(
+                Problem("failed", phase, message, GENERIC if killed else MILD, cause="killed" if killed else "error")
+            )
 
-    def _going_down(self) -> None:
-        self._down = True
+    def _exception(self, place: Place, text: str, phase: Phase, *, serving: bool) -> bool:
+        exception = _EXCEPTION.search(text)
+        if exception is None or (serving and self._down is None):
+            return False
+        words = f"{exception[1]}: {exception[2]}"
+        weight = MILD if WRAPPERS.search(words) else GENERIC
+        self.add(Problem("failed", phase, Sourced(quote(words), source_of(place.number, text)), weight))
+        return True
+
+    def look_back(self, lines: Iterable[bytes], *, serving: bool) -> None:
+        """The lines just before a problem: whether the engine had said that it was going down, or had been asked to,
+        what the traceback above says of the phase, and the last errors.
+        """
+        recent = [line[:LONGEST_READ].decode("utf-8", "replace") for line in list(lines)[-LINES_BEFORE:]]
+        held = self.cause
+        phase = _phase_of(recent)
+        if held is not None and held.cause == "gpu_memory" and not serving and phase is not None:
+            held.phase = phase
+        for line in recent:
+            wording, _ = wording_of(line)
+            if wording is not None and wording.kind in ("killed", "fatal") and not wording.servers_only:
+                self._goes_down(line)
+            if serving and _ERROR_LINE.search(line) and quote(line, 300) not in self.last_words:
+                self.last_words.append(quote(line, 300))
+
+    def _goes_down(self, tags: str) -> None:
+        self._down = tags if self._down is None else self._down
         if self.cause is not None:
             self.cause.final = True
 
 
-def out_of_memory(number: int, words: str, phase: Phase, *, serving: bool) -> Problem:
-    """A device ran out of memory: at start-up, or at run time once the engine was serving."""
-    source = source_of(number, words)
-    evidence = {}
-    capacity = _CAPACITY.search(words)
-    if capacity:
-        evidence["device_memory_gib"] = Sourced(float(capacity[1] or capacity[2]), source)
-    return Problem(
-        "oom_runtime" if serving else "oom_startup", phase, Sourced(quote(words), source), SPECIFIC, evidence=evidence
-    )
+def wording_of(text: str) -> tuple[Wording | None, str]:
+    """The row of the table that a line matches, with the words from there on; hints are cut out before."""
+    for wording in WORDINGS:
+        if not any(needle in text for needle in wording.needles):
+            continue
+        if wording.kind == "hint":
+            text = wording.pattern.sub("", text)
+            continue
+        match = wording.pattern.search(text)
+        if match:
+            exception = _EXCEPTION.search(text, 0, match.end())
+            begin = min(match.start(), exception.start(1)) if exception else match.start()
+            return wording, text[begin:]
+    return None, ""
+
+
+def figures_of(words: str, source: str) -> dict[str, Sourced]:
+    """GiB that an allocator wanted, had free, and has in all, as far as its words tell."""
+    told = (("wanted_gib", _WANTED), ("free_gib", _FREE), ("device_memory_gib", _CAPACITY))
+    sizes = {name: _gib(pattern.search(words, 0, LONGEST_FIGURES)) for name, pattern in told}
+    return {name: Sourced(size, source) for name, size in sizes.items() if size is not None}
+
+
+def _gib(match: re.Match[str] | None) -> float | None:
+    if match is None:
+        return None
+    number, unit = [group for group in match.groups() if group is not None][:2]
+    return float(number.replace(",", "")) * _BYTES[unit.replace("iB", "B")] / (1 << 30)
+
+
+def rank_of(text: str) -> int | None:
+    """The rank that a line's tags name: the tensor-parallel one where no other way of dividing is named."""
+    told, tensor = _RANK.search(text), _TENSOR_RANK.search(text)
+    if told:
+        return int(told[1] or told[2])
+    return int(tensor[1]) if tensor and not _OTHER_RANK.search(text) else None
+
+
+def _phase_of(lines: list[str]) -> Phase | None:
+    """By the innermost telling frame of the traceback that these lines end in."""
+    for line in reversed(lines):
+        if "Traceback (most recent call last)" in line:
+            return None
+        for frame in FRAMES:
+            if frame.pattern.search(line):
+                return frame.phase
+    return None
+
+
+def _has_figures(problem: Problem) -> bool:
+    return not problem.evidence.keys().isdisjoint({"wanted_gib", "free_gib", "device_memory_gib"})

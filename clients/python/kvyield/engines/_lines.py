@@ -14,7 +14,7 @@ CHUNK_BYTES = 1 << 18
 LINES_A_BATCH = 1024
 BATCH_BYTES = 1 << 20
 LONGEST_LINE_BYTES = 1 << 22
-LOOK_BACK_BYTES = 1 << 18
+LOOK_BACK_BYTES = 1 << 20
 
 Hooks = tuple[bytes, ...] | None
 """Strings of which a line must hold one; None lets every line through."""
@@ -41,6 +41,11 @@ class Scanner:
         self._chunk = b""
         self._at = 0
 
+    @property
+    def lines_read(self) -> int:
+        """How many lines were scanned."""
+        return self._number - 1
+
     def scan(self, chunk: bytes) -> Iterator[Line]:
         """Yield the lines of ``chunk`` that matter. A chunk begins at a line's start."""
         self._chunk, self._at = chunk, 0
@@ -60,10 +65,28 @@ class Scanner:
                     self._at = len(chunk)
         self._remember(chunk)
 
-    def before(self) -> list[bytes]:
+    def before(self, most_bytes: int) -> list[bytes]:
         """The lines just before the one yielded last, oldest first."""
-        joined = b"".join(self._before) + self._chunk[: self._at]
-        return joined[-LOOK_BACK_BYTES:].splitlines()[1:-1]
+        return self._last(most_bytes).splitlines()[:-1]
+
+    def last(self, most_bytes: int) -> Iterator[Line]:
+        """The lines just read, as many as those bytes hold, up to the one yielded last or to the end of the chunk."""
+        lines = self._last(most_bytes).split(b"\n")
+        lines = lines if lines[-1] else lines[:-1]
+        end = self._number + 1 if self._chunk else self._number
+        for number, raw in enumerate(lines, end - len(lines)):
+            yield Line(number, raw, cut=False)
+
+    def _last(self, most_bytes: int) -> bytes:
+        pieces = [self._chunk[max(0, self._at - most_bytes) : self._at]]
+        missing = most_bytes - len(pieces[0])
+        for chunk in reversed(self._before):
+            if missing <= 0:
+                break
+            pieces.append(chunk[-missing:])
+            missing -= len(chunk)
+        joined = b"".join(reversed(pieces))
+        return joined[joined.find(b"\n") + 1 :] if missing <= 0 else joined
 
     def _remember(self, chunk: bytes) -> None:
         self._before.append(chunk[-LOOK_BACK_BYTES:])

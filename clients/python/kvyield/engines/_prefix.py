@@ -21,7 +21,7 @@ _ANSI = re.compile(r"(?:\x1b|#033|\^\[|\\u001b)\[[0-9;?]{0,16}[A-Za-z]|\[(?:[0-9
 _MAYBE_ANSI = re.compile(r"\[[0-9;?]{0,16}[A-Za-z]")
 _STAMP = re.compile(r"(?=\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)")
 _ISO = r"(?P<iso>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?) ?(?P<zone>Z|[+-]\d\d:?\d\d|UTC)?"
-_WHO = r"(?P<host>[\w.\-]{1,64}) (?P<unit>[\w.@:/\-\\]{1,96}?)\[(?P<pid>\d{1,10})\]: ?"
+_WHO = r"(?P<host>[\w.\-]{1,64}) (?:(?P<unit>[\w.@:/\-\\]{1,96}?)\[(?P<pid>\d{1,10})\]|(?P<kernel>kernel)): ?"
 _PREFIXES = (
     re.compile(rf"{_ISO} (?P<stream>stdout|stderr) (?P<flag>[FP]) ?"),
     re.compile(rf"(?:[A-Z][a-z]{{2}} )?{_ISO} {_WHO}"),
@@ -80,7 +80,7 @@ def peel(record: Record) -> Record:
 
 def _peeled(record: Record, match: re.Match[str]) -> Record:
     found = {name: value for name, value in match.groupdict().items() if value is not None}
-    source = "/".join(found[name] for name in ("host", "unit", "pod", "service") if name in found)
+    source = "/".join(found[name] for name in ("host", "unit", "kernel", "pod", "service") if name in found)
     pid = found.get("pid")
     return Record(
         number=record.number,
@@ -159,15 +159,21 @@ def _json_record(record: Record, fields: dict[str, object], name: str) -> Record
     return replace(
         record,
         text=text,
-        key="/".join(
-            str(fields[field]) for field in ("_HOSTNAME", "CONTAINER_NAME", "_SYSTEMD_UNIT") if field in fields
-        ),
+        key=_json_key(fields),
         pid=_whole(fields.get("_PID")),
         process=str(fields.get("processName", "")),
         host=_json_text(fields.get("_HOSTNAME")),
         time=_json_time(fields),
         partial=(name == "log" and not text.endswith("\n")) or fields.get("CONTAINER_PARTIAL_MESSAGE") == "true",
     )
+
+
+def _json_key(fields: dict[str, object]) -> str:
+    """The stream of a JSON record. A line of systemd or of the kernel about a unit is not the unit's own."""
+    own = ("_HOSTNAME", "CONTAINER_NAME", "_SYSTEMD_UNIT")
+    system = fields.get("SYSLOG_IDENTIFIER") in ("systemd", "kernel")
+    names = ("_HOSTNAME", "SYSLOG_IDENTIFIER") if system else own
+    return "/".join(str(fields[name]) for name in names if name in fields)
 
 
 def _json_text(value: object) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -11,20 +12,31 @@ from kvyield.engines._engine import Engine, StartReader, Surroundings
 from kvyield.engines._lines import Hooks, Scanner
 from kvyield.engines._prefix import Record, read_line
 from kvyield.engines._start import Start
+from kvyield.engines._wordings import UNTELLING, WORDINGS
 
-DEATH_HOOKS = (b"out of memory", b"OUT_OF_RESOURCES")
+DEATH_HOOKS = (b"ut of memory", b"OUT_OF_RESOURCES")
+"""Looked for in all that a serving engine prints: few, since each costs a pass over every chunk."""
+
 FAILURE_HOOKS = (
-    b"rror: ",
-    b"xception: ",
-    b"OUT_OF_MEMORY",
-    b"hit an exception",
-    b"EngineDead",
-    b"EngineCore ",
-    b"Fatal Python",
+    *(b"rror: ", b"xception: ", b"OUT_OF_", b"OutOfMemory", b"hit an exception", b"EngineDead", b"EngineCore "),
+    *(b"Fatal Python", b"Failed to CUDA", b"EL0004", b"207001", b"crashed with", b"unexpectedly"),
 )
+"""Looked for while a start is under way."""
+
+END_HOOKS = tuple(
+    needle.encode() for wording in WORDINGS if wording.kind not in UNTELLING for needle in wording.needles
+)
+"""Whatever may tell of an end: looked for while a log is small or live, and in the last lines before the next start and
+before the end of the log.
+"""
+
 ARRAY_MESSAGE = b'"MESSAGE":['
+_SYSTEM = re.compile(r"(?:^|/)(?:kernel|systemd)$")
+_NAMED_PROCESS = re.compile(r"\b[Pp]rocess (\d{1,10})\b")
 SURVIVAL_HOOKS = (b" batch", b"throughput: ")
 OPENERS_ONLY_AFTER = 1 << 23
+ENDS_UNTIL = 1 << 22
+LAST_BYTES = 1 << 18
 MOST_OPEN_A_STREAM = 4
 MOST_STREAMS = 256
 MOST_UNCLAIMED = 8
@@ -81,9 +93,11 @@ class Segmenter:
         hooks = _unique(hook for engine in engines for hook in engine.hooks)
         self._idle: Hooks = (*openers, *always)
         self._almost: Hooks = (*ready, *openers, *always)
-        self._busy: Hooks = _unique((*hooks, *ready, *openers, *FAILURE_HOOKS, *always))
-        self._doubtful: Hooks = _unique((*self._busy, *SURVIVAL_HOOKS))
+        self._watchful: Hooks = _unique((*ready, *openers, *END_HOOKS, *always))
+        self._busy: Hooks = _unique((*hooks, *ready, *openers, *(END_HOOKS if follow else ()), *FAILURE_HOOKS, *always))
+        self._doubtful: Hooks = _unique((*self._busy, *END_HOOKS, *SURVIVAL_HOOKS))
         self._mode: Hooks = self._busy
+        self._mode_since = 0  # lines up to this one were searched for other hooks
 
     def _hooks(self) -> Hooks:
         return self._mode
@@ -96,9 +110,13 @@ class Segmenter:
             yield from self._ended()
             wanted = self._wanted()
             if wanted in (None, self._doubtful) or self._mode is not self._busy:  # busy stays so until the chunk ends
-                self._mode = wanted
+                self._look_for(wanted, line.number)
         self._scanned += len(chunk)
-        self._mode = self._wanted()
+        self._look_for(self._wanted(), self.scanner.lines_read)
+
+    def _look_for(self, hooks: Hooks, since: int) -> None:
+        if hooks is not self._mode:
+            self._mode, self._mode_since = hooks, since
 
     def close(self) -> Iterator[Start]:
         """The source ended: yield what is left, oldest start first."""
@@ -106,6 +124,8 @@ class Segmenter:
             if stream.waiting is not None:
                 waiting, stream.waiting = stream.waiting, None
                 self._route(replace(waiting, partial=False, cut=True), self._streams[key])
+        self._read_last(None)
+        for stream in self._streams.values():
             self._done.extend(stream.sessions)
             stream.sessions = []
         self._done.sort(key=lambda session: session.opened)
@@ -120,7 +140,32 @@ class Segmenter:
             return self._doubtful
         if any(not session.reader.settled for session in self._unsettled.values()):
             return self._busy
+        if self._follow or self._scanned < ENDS_UNTIL:
+            return self._watchful
         return self._almost if self._unsettled else self._idle
+
+    def _read_last(self, before: int | None) -> None:
+        """Look at the last lines before line ``before``, or of all, for words of an end that no hook found."""
+        hooks = self._mode or ()
+        for line in self.scanner.last(LAST_BYTES) if self._mode is not None else ():
+            is_new = line.number > self._mode_since and line.number != before
+            if not is_new or any(hook in line.raw for hook in hooks) or not any(hook in line.raw for hook in END_HOOKS):
+                continue
+            for record in read_line(line.number, line.raw):
+                stream = self._streams.get(record.key)
+                told = self._told_by_system(record) or (_of_process(stream.sessions, record.pid) if stream else None)
+                if told is not None and record.number > told.reader.last_progress:
+                    told.reader.read_problem(record, record.text)
+
+    def _told_by_system(self, record: Record) -> Session | None:
+        """The start that a line of the kernel or of systemd is about: that of the process it names, or the only one."""
+        if not _SYSTEM.search(record.key):
+            return None
+        live = [session for stream in self._streams.values() for session in stream.sessions if not session.is_over]
+        named = _NAMED_PROCESS.search(record.text)
+        if named and any(session.pid is not None for session in live):
+            return _of_process([session for session in live if session.pid is not None], int(named[1]))
+        return live[0] if len(live) == 1 else None
 
     def _take(self, record: Record) -> None:
         stream = self._stream(record.key)
@@ -145,6 +190,10 @@ class Segmenter:
         return stream
 
     def _route(self, record: Record, stream: Stream) -> None:
+        told = self._told_by_system(record)
+        if told is not None:
+            told.reader.read_problem(record, record.text)
+            return
         engine, opens = self._engine_of(record)
         session = self._session(stream, record, engine, opens=opens)
         if session is None:
@@ -178,6 +227,7 @@ class Segmenter:
         return self._open(stream, record, engine)
 
     def _open(self, stream: Stream, record: Record, engine: Engine) -> Session:
+        self._read_last(record.number)
         for session in list(stream.sessions):
             same = session.pid == record.pid or record.pid is None or session.pid is None
             if session.engine is engine and (same or _has_failed(session.reader)):

@@ -57,6 +57,8 @@ REFUSED = re.compile(
 )
 REFUSED_FRACTION = re.compile(r"mem[_-]fraction[_-]static=(0?\.\d{1,6}|1\.0)\b")
 EXHAUSTED = re.compile(r"(?:Prefill|Decode) out of memory\. .{0,300}")
+NO_PREFILL_GRAPH = re.compile(r"Disabling auto-selected prefill CUDA graph: only \d")
+DECODED = re.compile(r"Decode batch[.,\[ ]")
 SERVED = re.compile(r"(?:Prefill|Decode) batch[.,\[ ]")
 
 MINE = any_of(

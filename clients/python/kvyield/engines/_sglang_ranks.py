@@ -46,8 +46,8 @@ class Rank:
 
     before_load: Sourced | None = None
     after_load: Sourced | None = None
-    last_available: Sourced | None = None
     pool_end: Sourced | None = None
+    graphs_end: Sourced | None = None
     weights: list[tuple[float, str]] = field(default_factory=list)
     graphs: list[tuple[float, str]] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
@@ -87,7 +87,6 @@ class Ranks:
         available = _available(text, source)
         if available and rank.before_load is None and not rank.pool_begun:
             rank.before_load = available
-        rank.last_available = available or rank.last_available
 
     def load_ends(self, rank: Rank, text: str, source: str) -> None:
         """Weights are loaded. What loads before the pool, a draft model too, is part of what the pool must fit
@@ -95,7 +94,6 @@ class Ranks:
         """
         available, usage = _available(text, source), USAGE.search(text)
         if available:
-            rank.last_available = available
             rank.after_load = rank.after_load if rank.pool_begun else available
         if usage:
             keep(rank.weights, (float(usage[1]), source))
@@ -112,12 +110,11 @@ class Ranks:
         available = _available(text, source)
         rank.pool_begun = True
         rank.pool_end = available or rank.pool_end
-        rank.last_available = available or rank.last_available
 
     def graph_ends(self, rank: Rank, text: str, source: str) -> None:
         """Graphs of one kind were captured."""
         available, usage = _available(text, source), USAGE.search(text)
-        rank.last_available = available or rank.last_available
+        rank.graphs_end = available or rank.graphs_end
         if usage:
             keep(rank.graphs, (float(usage[1]), source))
 

@@ -47,15 +47,17 @@ class Sizing:
         """The least count over ranks, by the best word that the log holds."""
         return min(self.finals or self.words or ranks.first_pools(), key=_number, default=None)
 
-    def free_at_ready(self, ranks: Ranks, *, announced: bool) -> Sourced | None:
-        """The final line's figure; where it holds none, the last earlier one, marked so."""
+    def free_at_ready(self, ranks: Ranks, *, has_graphs: bool) -> Sourced | None:
+        """The final line's figure; where it holds none, what was free after the graphs, or after the pool where the
+        log tells of no graphs. Nothing that was free earlier.
+        """
         if self.available:
             return min(self.available, key=_number)
-        captured = any(rank.graphs for rank in ranks.all)
-        last = ranks.lowest(lambda rank: rank.last_available) if announced or captured else None
+        last = ranks.lowest(lambda rank: rank.graphs_end if has_graphs else rank.pool_end)
         if last is None:
             return None
-        return Sourced(last.value, f"{last.source} (an earlier moment: the final line names no available_gpu_mem)")
+        moment = "graphs" if has_graphs else "pool, in a log without graphs"
+        return Sourced(last.value, f"{last.source} (after the {moment}: the final line names no available_gpu_mem)")
 
     def kv(self, ranks: Ranks, *, ways: int) -> tuple[Sourced | None, Sourced | None]:
         """KV GiB of target and draft, the least over ranks."""

@@ -57,6 +57,10 @@ AUTO_LEN = re.compile(
 PLAN = re.compile(r"Applying persisted startup plan .{0,120}?kv_cache_memory_bytes=(\d{1,18})\b")
 ENGINE_READY = re.compile(r"init engine \(profile, create kv cache, warmup model\) took \d")
 SERVING = re.compile(r"Application startup complete|Starting vLLM (?:API )?server(?: \d+)? on http")
+GRAPHS_BEGIN = re.compile(
+    r"Capturing (?:CUDA graphs|cudagraphs|the model for CUDA graphs|CUDA graph shapes|ACL graphs)"
+)
+HAS_SERVED = re.compile(r"throughput: (?!0\.0 )\d")
 SERVED = re.compile(r"Avg prompt throughput: ")
 
 REFUSED_FREE = re.compile(

@@ -78,7 +78,7 @@ class LmdeployReader(StartReader):
             self.complete = self.complete or "LlamaBatch" not in text
         if any(found) or ready:
             self.note(record)
-            self.problems.progress()
+            self.progressed(record)
         elif not self._refusal(record, text):
             self.read_problem(record, text)
 

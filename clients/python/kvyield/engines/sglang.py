@@ -18,6 +18,7 @@ from kvyield.engines._start import Sourced
 from kvyield.engines._text import quote
 
 BACKWARDS_SECONDS = 10
+SERVED_BYTES = 1 << 18
 LONGEST_LINE = 4000
 
 
@@ -32,6 +33,7 @@ class SglangReader(StartReader):
         self.last_time: dict[str, datetime] = {}
         self.args: Fields | None = None
         self.args_text = ""
+        self.has_graphs = False  # a line of their capture was seen
 
     def belongs(self, record: Record) -> bool:
         """False for arguments after the start-up began, for a new load once ready, for another final count of one rank,
@@ -69,9 +71,11 @@ class SglangReader(StartReader):
         results = [handle(self, record, rank) for needle, handle in _HANDLERS if needle in text]
         if any(results):
             self.note(record)
-            self.problems.progress()
-        elif not self._refusal(record, text) and self.read_problem(record, text):
-            self._look_back()
+            self.progressed(record)
+        elif not self._refusal(record, text):
+            held = self.problems.cause
+            if self.read_problem(record, text) and self.problems.cause is not held:
+                self._find_prompt()
 
     def _read_args(self, record: Record, _rank: Rank) -> bool:
         match = lines.ARGS.search(record.text)
@@ -144,10 +148,11 @@ class SglangReader(StartReader):
 
     def _read_graph(self, record: Record, rank: Rank) -> bool:
         if lines.GRAPH_END.search(record.text):
-            self.started = True
+            self.started = self.has_graphs = True
             self.ranks.graph_ends(rank, record.text, source(record))
             return True
         begins = lines.GRAPH_BEGIN.search(record.text) is not None
+        self.has_graphs = self.has_graphs or begins
         self.phase = "graph_capture" if begins else self.phase
         return begins
 
@@ -174,7 +179,7 @@ class SglangReader(StartReader):
         if name not in self.start.flags:
             self.flag(name, value, source(record))
 
-    def _read_final(self, record: Record, rank: Rank) -> bool:
+    def _read_final(self, record: Record, _rank: Rank) -> bool:
         match = lines.FINAL.search(record.text)
         if match is None:
             return self._read_short_final(record)
@@ -182,8 +187,7 @@ class SglangReader(StartReader):
             self.final_of[lines.rank_of(record.text)] = match[1]
         keep(self.sizing.finals, Sourced(int(match[1]), source(record)))
         if match[6] is not None:
-            rank.last_available = Sourced(float(match[6]), source(record))
-            keep(self.sizing.available, rank.last_available)
+            keep(self.sizing.available, Sourced(float(match[6]), source(record)))
         chunk = None if match[2] == "None" else int(match[2])
         self.flag("chunked_prefill_size", chunk, source(record))
         self.flag("max_running_requests", int(match[4]), source(record))
@@ -196,6 +200,8 @@ class SglangReader(StartReader):
         match = lines.SHORT_FINAL.search(record.text)
         if match:
             keep(self.sizing.words, Sourced(int(match[1]), source(record)))
+            self.started = self.announced = True
+            self.phase = "serving"
         return match is not None
 
     def _read_fired_up(self, _record: Record, _rank: Rank) -> bool:
@@ -205,8 +211,16 @@ class SglangReader(StartReader):
 
     def _read_served(self, record: Record, _rank: Rank) -> bool:
         if lines.SERVED.search(record.text):
-            self.problems.progress()
+            self.progressed(record)
+            if lines.DECODED.search(record.text) and self.started and not self.announced:
+                self.announced, self.phase = True, "serving"
         return False
+
+    def _read_prefill_graph(self, record: Record, _rank: Rank) -> bool:
+        match = lines.NO_PREFILL_GRAPH.search(record.text)
+        if match:
+            self.flag("disable_prefill_cuda_graph", True, source(record))
+        return match is not None
 
     def _read_backend(self, record: Record, _rank: Rank) -> bool:
         match = lines.BACKEND.search(record.text)
@@ -228,12 +242,12 @@ class SglangReader(StartReader):
             self.problems.add(Problem("failed", "serving", Sourced(quote(exhausted[0]), source(record)), SPECIFIC))
         return bool(match or exhausted)
 
-    def _look_back(self) -> None:
+    def _find_prompt(self) -> None:
         cause, chunk = self.problems.cause, self.start.flags.get("chunked_prefill_size")
-        if cause is None or cause.outcome != "oom_runtime" or "prompt_tokens" in cause.evidence:
+        if cause is None or cause.outcome != "oom_runtime":
             return
         size = chunk.value if chunk and isinstance(chunk.value, int) else None
-        tokens = prompt_in_flight(self.surroundings.lines_before(), size)
+        tokens = prompt_in_flight(self.surroundings.lines_before(SERVED_BYTES), size)
         if tokens is not None:
             cause.evidence["prompt_tokens"] = Sourced(tokens, "the Prefill lines just before")
 
@@ -247,7 +261,8 @@ class SglangReader(StartReader):
         self.take("free_before_load_gib", before or self.ranks.lowest(lambda rank: rank.before_load))
         self.take("free_after_load_gib", after or self.ranks.lowest(lambda rank: rank.after_load))
         self.take("free_at_pool_end_gib", self.ranks.lowest(lambda rank: rank.pool_end))
-        self.take("free_at_ready_gib", self.sizing.free_at_ready(self.ranks, announced=self.announced))
+        if self.announced:
+            self.take("free_at_ready_gib", self.sizing.free_at_ready(self.ranks, has_graphs=self.has_graphs))
         self.take("weights_gib", self.ranks.highest_sum(lambda rank: rank.weights, positive=True))
         self.take("graph_gib", self.ranks.highest_sum(lambda rank: rank.graphs))
         self.take("kv_cache_gib", kv)
@@ -273,6 +288,7 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
     (lines.FIRED_UP, SglangReader._read_fired_up),
     (" batch", SglangReader._read_served),
     ("Attention backend not", SglangReader._read_backend),
+    ("Disabling ", SglangReader._read_prefill_graph),
 )
 
 
@@ -290,7 +306,8 @@ SGLANG = Engine(
     hooks=(
         *(b"server_args=", b"SERVER_ARGS ", b"Load weight ", b"Init torch", b" Cache ", b"KV cache dtype", b"Capture "),
         *(b"KV pool sizing", b"SWAKVPool", b"Memory pool end", b"memory calculation", b"Memory profiling"),
-        *(b"max_total_num_tokens", b"fired up", b"backend by default", b"mem-fraction-static"),
+        *(b"max_total_num_tokens", b"fired up", b"backend by default", b"mem-fraction-static", b"prefill CUDA graph"),
+        b"Decode batch",
     ),
     role=_role,
     reader=SglangReader,

@@ -45,6 +45,7 @@ _LIMITS = re.compile(r"(?<!\w)max_seq_len=\d{1,12}\b.{0,80}?\bmax_num_tokens=\d"
 _LIMIT = re.compile(r"(?<!\w)(max_seq_len|max_num_tokens|max_batch_size|max_beam_width)=(\d{1,12})\b")
 _ADJUSTED = re.compile(r"\bAdjusted max_seq_len to (\d{1,12})\b")
 _PRINTED_WEIGHTS = re.compile(r"\bUse (\d+(?:\.\d+)?) GB for model weights\b")
+_GRAPHS = re.compile(r"Creating CUDA graph instances|CUDA graph warmup for batch size")
 _VERSION = re.compile(r"TensorRT-LLM version: (\d[\w.+\-]{0,60})")
 _CONFIG = re.compile(r"KvCacheConfig\(")
 _PORT = re.compile(r"Uvicorn running on https?://[^/\s]{1,260}:(\d{1,5})\b")
@@ -70,19 +71,21 @@ class TensorRtReader(StartReader):
         ready = _READY.search(text) is not None
         self.clock.see(record, own, ready=ready)
         found = [self._pool(record, text), self._memory(record, text), self._flags(record, text)]
+        if self.started and not self.announced and _GRAPHS.search(text):
+            self.phase = "graph_capture"
         if ready and self.started:
             self.announced = self.complete = True
             self.phase = "serving"
         if any(found) or ready:
             self.note(record)
-            self.problems.progress()
+            self.progressed(record)
         else:
             self.read_problem(record, text)
 
     def _pool(self, record: Record, text: str) -> bool:
         match = _ALLOCATED.search(text)
         if match:
-            self.started, self.phase = True, "graph_capture"
+            self.started, self.phase = True, "pool"
             self.allocated[:] = self.allocated[-MOST_ALLOCATIONS:]
             self.allocated.append((Sourced(int(match[2]), source(record)), Sourced(float(match[1]), source(record))))
         if _AVAILABLE.search(text) or _ESTIMATED.search(text):
@@ -169,6 +172,7 @@ TENSORRT_LLM = Engine(
         b"Uvicorn running on",
         b"KvCacheConfig(",
         b"ready to serve",
+        b"CUDA graph",
     ),
     role=_role,
     reader=TensorRtReader,

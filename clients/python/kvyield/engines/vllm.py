@@ -16,6 +16,7 @@ from kvyield.engines._vllm_flags import ALIASES, MEMORY_FLAGS, NESTED
 from kvyield.engines._vllm_pool import VllmMemory, count, rank_of
 
 LONGEST_LINE = 4000
+DUMP_BYTES = 1 << 18
 
 
 class VllmReader(StartReader):
@@ -52,7 +53,7 @@ class VllmReader(StartReader):
         results = [handle(self, record, text) for handle in handlers]
         if any(results):
             self.note(record)
-            self.problems.progress()
+            self.progressed(record)
         elif not self._refusal(record, text):
             self._problem(record, text)
 
@@ -61,7 +62,7 @@ class VllmReader(StartReader):
         found, cause = self.read_problem(record, text), self.problems.cause
         if cause is None or cause.outcome != "oom_runtime" or "prompt_tokens" in cause.evidence:
             return
-        dumped = self.surroundings.lines_before() if found else [record.text.encode()]
+        dumped = self.surroundings.lines_before(DUMP_BYTES) if found else [record.text.encode()]
         lengths = [int(length) for line in dumped for length in lines.PROMPT_LENGTH.findall(line[: 1 << 16])]
         if lengths:
             cause.evidence["prompt_tokens"] = Sourced(max(lengths), "the scheduler's output that the engine dumped")
@@ -162,8 +163,7 @@ class VllmReader(StartReader):
         capped = lines.OVERRIDE.search(text)
         if capped and self._is_open("num_gpu_blocks_override"):
             self.flag("num_gpu_blocks_override", int(capped[2]), source(record))
-        if self.memory.pool_known:
-            self.phase = "graph_capture"
+        self.phase = "graph_capture" if self.phase == "graph_capture" else "pool"
         if self.memory.no_blocks:
             message = Sourced(quote(text), source(record))
             self.problems.add(
@@ -184,6 +184,9 @@ class VllmReader(StartReader):
         return found or any(told)
 
     def _read_graphs(self, record: Record, text: str) -> bool:
+        if lines.GRAPHS_BEGIN.search(text):
+            self.phase = "graph_capture"
+            return True
         return self.memory.graphs(record, text)
 
     def _read_ready(self, _record: Record, text: str) -> bool:
@@ -197,9 +200,11 @@ class VllmReader(StartReader):
         self.phase = "serving"
         return True
 
-    def _read_served(self, _record: Record, text: str) -> bool:
+    def _read_served(self, record: Record, text: str) -> bool:
         if lines.SERVED.search(text):
-            self.problems.progress()
+            self.progressed(record)
+            if lines.HAS_SERVED.search(text) and self.memory.pool_known and not self.announced:
+                self.announced, self.phase = True, "serving"
         return False
 
     def _refusal(self, record: Record, text: str) -> bool:
@@ -341,6 +346,7 @@ VLLM = Engine(
         *(b"max_num_batched_tokens", b"max model len", b"max_model_len", b"init engine", b"padding layers"),
         *(b"attention block size", b"shared memory broadcast", b"GPU memory", b"prompt_token_ids_len"),
         *(b"maximum model length", b"startup plan", b"utilization"),
+        *(b"Capturing ", b"throughput: "),
     ),
     role=_role,
     reader=VllmReader,
