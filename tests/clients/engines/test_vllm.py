@@ -99,6 +99,7 @@ def test_weights_and_pool_are_of_the_gpu_that_binds() -> None:
     assert values(start) == {"kv_cache_gib": 3.18, "weights_gib": 19.31}
     assert refused(start) == {
         "phase": "pool",
+        "cause": "gpu_memory",
         "needed_gib": 24.0,
         "available_kv_cache_gib": 3.18,
         "longest_tokens": 34736,
@@ -137,6 +138,7 @@ def test_a_refusal_that_somebody_broke_into_lines_keeps_its_figures() -> None:
     )
     assert refused(start) == {
         "phase": "pool",
+        "cause": "gpu_memory",
         "needed_gib": 5.62,
         "available_kv_cache_gib": 4.5,
         "longest_tokens": 32768,
@@ -154,7 +156,7 @@ def test_too_little_free_memory_is_a_refusal_with_its_figures() -> None:
     )
     assert start.outcome == "refused"
     assert values(start) == {"free_before_load_gib": 12.5, "device_memory_gib": 79.1}
-    assert refused(start) == {"phase": "load", "free_gib": 12.5, "needed_gib": 71.2, "rank": 1}
+    assert refused(start) == {"phase": "load", "cause": "gpu_memory", "free_gib": 12.5, "needed_gib": 71.2, "rank": 1}
     assert start.flags["gpu_memory_utilization"].value == 0.9
 
 
