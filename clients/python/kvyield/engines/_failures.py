@@ -206,9 +206,9 @@ def _phase_of(lines: list[str]) -> Phase | None:
     for line in reversed(lines):
         if "Traceback (most recent call last)" in line:
             return None
-        for frame in FRAMES:
-            if frame.pattern.search(line):
-                return frame.phase
+        for phase, pattern in FRAMES:
+            if pattern.search(line):
+                return phase
     return None
 
 

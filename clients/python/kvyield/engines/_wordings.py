@@ -113,19 +113,11 @@ WORDINGS: tuple[Wording, ...] = (
         is_last=True,
     ),
     _row(
-        name="systemd-oom",
+        name="supervisor-oom",
         kind="host_memory",
-        needles="OOM killer|result 'oom-kill'|systemd-oomd",
-        pattern=r"killed by the OOM killer|Failed with result 'oom-kill'|systemd-oomd killed",
-        source="systemd src/core/unit.c",
-        is_last=True,
-    ),
-    _row(
-        name="kubernetes-oom",
-        kind="host_memory",
-        needles="OOMKilled",
-        pattern=r"\bOOMKilled\b",
-        source="kubernetes container status",
+        needles="OOM killer|result 'oom-kill'|systemd-oomd|OOMKilled",
+        pattern=r"killed by the OOM killer|Failed with result 'oom-kill'|systemd-oomd killed|\bOOMKilled\b",
+        source="systemd src/core/unit.c; kubernetes container status",
         is_last=True,
     ),
     _row(
@@ -385,37 +377,23 @@ WRAPPERS = re.compile(
 """Exceptions that only carry another one on."""
 
 
-@dataclass(frozen=True)
-class Frame:
-    """A function in a traceback that tells the phase in which the memory ran out."""
-
-    pattern: re.Pattern[str]
-    phase: Phase
-    source: str
-
-
-FRAMES: tuple[Frame, ...] = (
-    Frame(
-        re.compile(r"in (?:load_model|load_weights|_load_weights|process_weights_after_loading|create_weights)\b"),
-        "load",
-        "vllm v1/worker/gpu_model_runner.py, model_loader; sglang model_executor/model_runner.py",
-    ),
-    Frame(
+FRAMES: tuple[tuple[Phase, re.Pattern[str]], ...] = (
+    ("load", re.compile(r"in (?:load_model|_?load_weights|process_weights_after_loading|create_weights)\b")),
+    (
+        "pool",
         re.compile(
             r"in (?:init_memory_pool|_init_pools|_build_\w{0,40}pool|_create_buffers\w{0,20}|initialize_kv_cache"
             r"|_?allocate_kv_cache\w{0,20}|initialize_cache|_init_cache_engine|determine_available_memory|profile_run"
             r"|determine_num_available_blocks|allocate_pools|kernel_warmup|flashinfer_autotune|deep_gemm_warmup)\b"
         ),
-        "pool",
-        "vllm v1/worker/gpu_worker.py, gpu_model_runner.py, kernel_warmup.py; sglang mem_cache",
     ),
-    Frame(
+    (
+        "graph_capture",
         re.compile(
             r"in (?:capture_model|_?capture_cudagraphs|_warmup_and_capture|capture_one_batch_size|init_cuda_graphs"
-            r"|init_device_graphs|_capture_graph|capture_graph|warmup_cuda_graphs)\b|cuda_graph_runner\.py"
+            r"|init_device_graphs|_?capture_graph|warmup_cuda_graphs)\b|cuda_graph_runner\.py"
         ),
-        "graph_capture",
-        "vllm v1/worker/gpu_model_runner.py; sglang model_executor/cuda_graph_runner.py",
     ),
 )
-"""Innermost frame first: the first of these above the error decides, where no frame says that requests ran."""
+"""Functions in a traceback that tell the phase: the innermost line that is of one of these decides.
+Source: vllm v1/worker/{gpu_worker,gpu_model_runner,kernel_warmup}.py; sglang model_executor, mem_cache."""
