@@ -115,6 +115,15 @@ class Handler(BaseHTTPRequestHandler):
             assert found is not None
             found["verifications"].append(json.loads(self.body))
             self.answer(201, found)
+        elif self.path.endswith("/corrections"):
+            found = self.server.by_id(self.path.split("/")[2])
+            assert found is not None
+            correction = json.loads(self.body)
+            reason = correction.pop("reason")
+            for part, fields in correction.items():
+                found[part] = {**found[part], **fields}
+            found.setdefault("history", []).append({"reason": reason, "changes": correction})
+            self.answer(200, found)
         elif self.path.endswith("/settlement"):
             answered, by = self.path.split("/")[2], json.loads(self.body)["observation_id"]
             self.server.settled[answered] = by

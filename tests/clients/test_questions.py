@@ -262,3 +262,53 @@ def test_ten_seconds_are_the_default(monkeypatch: pytest.MonkeyPatch, home: Path
         assert client._base.limits.total_seconds == 30.0
     with _options.client_of(_options.settings_of({"service_timeout": 2.5})) as client:
         assert client._base.limits.total_seconds == 2.5
+
+
+def test_a_wrong_fact_is_corrected_and_shown(online: StandIn) -> None:
+    """Facts go to the part of the start that they belong to; what changed is shown with what was there before."""
+    run("observe", "-", "--gpu", "NVIDIA H200", "--gpu-count", "8", "--no-gpu", stdin=LOG)
+    [stored] = online.stored.values()
+    words = ("correct", stored["id"], "--gpu-memory-gib", "96", "--model", "m/Right", "--flag", "page-size=64")
+    result = run(*words, "--reason", "a typing error")
+    assert result.exit_code == 0, result.output
+    assert (stored["hardware"]["memory_gib"], stored["model"]["name"], stored["flags"]["page_size"]) == (
+        96.0,
+        "m/Right",
+        64,
+    )
+    assert stored["history"][0]["reason"] == "a typing error"
+    assert [line.split()[0] for line in result.stdout.splitlines()[2:5]] == [
+        "hardware.memory_gib",
+        "model.name",
+        "flags.page_size",
+    ]
+    assert "unknown" in result.stdout
+    assert "moonshotai/Kimi-K2.6" in result.stdout
+    assert run(*words).stdout == "nothing changed: the ledger said so already\n"
+    assert json.loads(run(*words, "--json").stdout)["id"] == stored["id"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("correct", "7", "--gpu", "x"), 1, "is not an id"),
+        (("correct", "00000000-0000-7000-8000-000000000000", "--gpu", "x"), 3, "Not found"),
+        (("correct", "00000000-0000-7000-8000-000000000000"), 2, "correct what?"),
+        (("correct", "00000000-0000-7000-8000-000000000000", "--gpu-memory-gib", "0"), 2, "gpu-memory-gib"),
+    ],
+)
+def test_what_cannot_be_corrected_is_told(online: StandIn, words: tuple[str, ...], code: int, told: str) -> None:
+    """An id that is none, or unknown, and nothing to correct, each end in a sentence and their code."""
+    result = run(*words)
+    assert (result.exit_code, told in result.stderr) == (code, True), result.output
+
+
+def test_a_post_of_a_retracted_start_says_so(online: StandIn) -> None:
+    """It is known and counts as nothing: whoever posts it again learns why, from one post and from a batch."""
+    facts = ("--gpu", "NVIDIA H200", "--gpu-count", "8")
+    run("observe", "-", *facts, "--no-gpu", stdin=LOG)
+    for stored in online.stored.values():
+        stored |= {"retracted_at": "2026-06-01T00:00:00Z", "retraction_reason": "another GPU"}
+    result = run("observe", "-", *facts, "--no-gpu", stdin=LOG)
+    assert result.exit_code == 0
+    assert "known: this start was retracted on 2026-06-01: another GPU; it counts as no evidence" in result.stderr

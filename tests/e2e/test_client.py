@@ -76,3 +76,14 @@ def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp
         assert [(one.fate, one.reason) for one in deliver([report], spool, client)] == [("known", SETTLED)]
     assert client.recommendation(kept.id or "").observation_id == watched.id
     assert len(list(client.observations(model="tests/watched"))) == 2
+
+
+def test_a_start_that_was_retracted_says_so_when_it_is_posted_again(client: Client, tmp_path: Path) -> None:
+    """A replay of a spool is known, and the reason of the retraction is told."""
+    spool, start = Spool(tmp_path / "spool"), sample(1, model="tests/retracted")
+    deliver([start], spool, client)
+    client.retract(start.id or "", "the log of another machine")
+    [again] = deliver([start], spool, client)
+    assert again.fate == "known"
+    assert "was retracted on" in (again.reason or "")
+    assert "the log of another machine; it counts as no evidence" in (again.reason or "")

@@ -70,6 +70,15 @@ class Api:
         """Take a start out of the fits; it stays in the ledger, marked with the reason. Never retried."""
         return self._send(_calls.retract(observation_id, reason))
 
+    def correct(
+        self, observation_id: UUID | str, reason: str, **parts: Mapping[str, _wire.Scalar]
+    ) -> _wire.StoredObservation:
+        """Put wrong facts right; the former values stay readable. Never retried.
+
+        ``parts`` are ``hardware``, ``model``, ``engine`` and ``flags``, each with the fields that change.
+        """
+        return self._send(_calls.correct(observation_id, {**parts, "reason": reason}))
+
     def pairs_page(self, **filters: object) -> _wire.PairPage:
         """One page of hardware/model pairs."""
         return self._send(_calls.pairs_page(filters))
@@ -200,6 +209,15 @@ class AsyncApi:
     async def retract(self, observation_id: UUID | str, reason: str) -> _wire.StoredObservation:
         """Take a start out of the fits; it stays in the ledger, marked with the reason. Never retried."""
         return await self._send(_calls.retract(observation_id, reason))
+
+    async def correct(
+        self, observation_id: UUID | str, reason: str, **parts: Mapping[str, _wire.Scalar]
+    ) -> _wire.StoredObservation:
+        """Put wrong facts right; the former values stay readable. Never retried.
+
+        ``parts`` are ``hardware``, ``model``, ``engine`` and ``flags``, each with the fields that change.
+        """
+        return await self._send(_calls.correct(observation_id, {**parts, "reason": reason}))
 
     async def pairs_page(self, **filters: object) -> _wire.PairPage:
         """One page of hardware/model pairs."""

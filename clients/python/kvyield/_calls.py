@@ -102,6 +102,11 @@ def retract(observation_id: UUID | str, reason: str) -> Call[_wire.StoredObserva
     return Call("POST", path, reader, body=encode({"reason": reason}), idempotent=False)
 
 
+def correct(observation_id: UUID | str, correction: Mapping[str, Any]) -> Call[_wire.StoredObservation]:
+    path = f"/observations/{_segment(observation_id)}/corrections"
+    return Call("POST", path, _reader(_wire.StoredObservation), body=encode(dict(correction)), idempotent=False)
+
+
 def pairs_page(filters: Mapping[str, object]) -> Call[_wire.PairPage]:
     return Call("GET", "/pairs", _reader(_wire.PairPage), params=params(filters))
 

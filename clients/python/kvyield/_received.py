@@ -92,6 +92,8 @@ class BatchItem(Received, kw_only=True):
     status: int
     id: UUID | None = None
     problem: Problem | None = None
+    retracted_at: datetime | None = None
+    retraction_reason: str | None = None
 
 
 class Estimate(Received, kw_only=True):
@@ -264,6 +266,8 @@ class Receipt(Received, kw_only=True):
     received_at: datetime | None = None
     created: bool = True
     note: str | None = None
+    retracted_at: datetime | None = None
+    retraction_reason: str | None = None
 
 
 class BatchAnswer(Received, kw_only=True):

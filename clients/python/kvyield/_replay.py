@@ -57,9 +57,18 @@ def post_start(client: Ledger, observation: _wire.Observation) -> _wire.Receipt:
     added to it. Raises `ServiceError`.
     """
     try:
-        return client.post_observation(observation)
+        receipt = client.post_observation(observation)
     except ConflictError as error:
         return after_conflict(client, observation, error)
+    return msgspec.structs.replace(receipt, note=receipt.note or retraction_note(receipt))
+
+
+def retraction_note(stored: _wire.Receipt | _wire.BatchItem | _wire.StoredObservation) -> str | None:
+    """A word on a start that was retracted: it is known and counts as nothing, which whoever posts it should know."""
+    if stored.retracted_at is None:
+        return None
+    why = f": {stored.retraction_reason}" if stored.retraction_reason else ""
+    return f"this start was retracted on {stored.retracted_at:%Y-%m-%d}{why}; it counts as no evidence"
 
 
 def after_conflict(client: Ledger, observation: _wire.Observation, error: ConflictError) -> _wire.Receipt:
@@ -91,6 +100,7 @@ def _known(client: Ledger, observation: _wire.Observation, stored: _wire.StoredO
     for verification in observation.verifications:
         client.add_verification(stored.id, verification)
     notes = [] if _is_read_alike(observation, stored) else [KEPT]
+    notes += filter(None, [retraction_note(stored)])
     if observation.recommendation_id not in (None, stored.recommendation_id):
         notes.append(_settled(client, observation.recommendation_id, stored.id))
     return _wire.Receipt(id=stored.id, pair_id=stored.pair_id, created=False, note="; ".join(notes) or None)

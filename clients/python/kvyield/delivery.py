@@ -24,7 +24,7 @@ from kvyield._errors import (
     error_of,
 )
 from kvyield._ids import start_id, verification_id
-from kvyield._replay import Ledger, adding, after_conflict, post_start, posting
+from kvyield._replay import Ledger, adding, after_conflict, post_start, posting, retraction_note
 from kvyield.spool import Addition, Spool
 
 CONFLICT = 409
@@ -230,7 +230,7 @@ def _batch_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wir
     if item is None:
         return _spooled(spool, one, "the service's answer leaves this one out")
     if item.status < 300:
-        return Delivery(one, "stored" if item.status == 201 else "known", stored_id=item.id)
+        return Delivery(one, "stored" if item.status == 201 else "known", retraction_note(item), item.id)
     if item.status == CONFLICT:
         return _conflict_fate(spool, client, one, item)
     reason = _reason(item)

@@ -93,11 +93,13 @@ def read(
 
 
 def read_endpoints_only(running: Running, extras: Extras) -> Reading:
-    """The running engine's own words, without a log; its process tells when it was started, and its port."""
+    """The running engine's own words, without a log: host, port and pool make it the start that a log tells of.
+
+    Its time stays unknown: a process is started up to minutes before its log's first line, which is a start's time.
+    """
     reading = Reading("the engine's endpoints")
     for start in _with_endpoints(running, [], reading):
         if running.listener is not None:
-            start.observed_at = running.listener.started_at
             source = f"the process {running.listener.pid} of this host"
             start.flags.setdefault("port", Sourced(running.port, source))
         _take(reading, start, without_free_memory(extras), is_local=running.is_local, source="endpoint")
@@ -117,11 +119,16 @@ def read_file(
         return Reading(str(path), notes=[f"{path} could not be read: {type(error).__name__} {error}".rstrip()])
 
 
+def host_facts(configured: Mapping[str, Sourced]) -> dict[str, Sourced]:
+    """This host's name, unless the configuration file gives another."""
+    return {} if "host" in configured else {"host": Sourced(socket.gethostname(), "this host's name")}
+
+
 def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:
     """What this host tells of its cards and its name, and why there is nothing when there is no card."""
     from kvyield.gpu import GpuError, cards, hardware_name  # opens the driver's library
 
-    facts = {} if "host" in configured else {"host": Sourced(socket.gethostname(), "this host's name")}
+    facts = host_facts(configured)
     try:
         found = cards()
         name = hardware_name(found)

@@ -19,6 +19,7 @@ COMMANDS = {
     "recommend": ("kvyield.cli.recommend:recommend", "Ask for the memory flags that hold a prompt of a given length."),
     "predict": ("kvyield.cli.predict:predict", "Ask what given flags would yield."),
     "history": ("kvyield.cli.history:history", "Show the ledger, newest start first."),
+    "correct": ("kvyield.cli.correct:correct", "Put wrong facts of a start in the ledger right."),
     "spool": ("kvyield.cli.spooling:spool", "Show, send or drop what waits on disk."),
     "doctor": ("kvyield.cli.checkup:doctor", "Check service, token, engine, GPU and log, and say what to do."),
     "completion": ("kvyield.cli.completion:completion", "Print the completion script of a shell."),

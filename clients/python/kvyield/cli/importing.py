@@ -1,4 +1,4 @@
-"""``kvyield import``: old logs, in parallel."""
+"""``kvyield import``: old logs, in parallel, and exports of a ledger."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from functools import partial
+from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
 
-from kvyield._errors import IncompleteError
+from kvyield._errors import IncompleteError, InvalidError, KvyieldError, RefusedError, SourceError
 from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of, size_option
 from kvyield.cli._run import DONE, FAILED, REFUSED, say
 from kvyield.cli._tables import elided, table
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from kvyield.assemble import Assembled
     from kvyield.config import Settings
     from kvyield.delivery import Delivery
+    from kvyield.exports import Line
     from kvyield.intake import Reading
     from kvyield.spool import Spool
 
@@ -38,7 +41,18 @@ SHOWN_FILES = 40
 WIDTH = 80
 MOST_NAMED = 20
 FAILURES = ("unreadable", "refused", "lost", "incomplete")
-FATES = ("starts", "stored", "known", "spooled", "refused", "lost", "incomplete", "unfinished", "unreadable")
+FATES = (
+    "starts",
+    "stored",
+    "known",
+    "retracted",
+    "spooled",
+    "refused",
+    "lost",
+    "incomplete",
+    "unfinished",
+    "unreadable",
+)
 
 
 @click.command("import")
@@ -55,15 +69,19 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     """Post the starts of old logs: files, folders (*.log*, *.txt, *.out, *.err below them), quoted globs.
 
     Importing the same log twice stores nothing twice. Facts come from the logs and the options only, never from this
-    host's cards, since the logs may be another host's.
+    host's GPUs, since the logs may be another host's. An export of a ledger (ndjson, `kvyield-server export`) is taken
+    too: its observations with their verifications, and with an admin's token its retractions.
     """
     from kvyield._bounded import MOST_BYTES
+    from kvyield.exports import is_export
     from kvyield.intake import read_file
     from kvyield.sources import expand
 
     most_bytes = given["max_bytes"] or MOST_BYTES
     settings = settings_of(given)
-    files = expand(given["logs"])
+    paths = expand(given["logs"])
+    exports = [path for path in paths if is_export(path)]
+    files = [path for path in paths if path not in exports]
     extras, zone = extras_of(given, settings, {}), given.get("timezone")
     read = partial(read_file, extras=extras, engine=given["engine"], most_bytes=most_bytes, zone=zone)
     readings = _readings(files, read, given["jobs"])
@@ -71,8 +89,10 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     if given["dry_run"]:
         for reading in _with_progress(readings, len(files)):
             tally.take(reading)
+        for path in exports:
+            list(tally.lines(path))
     else:
-        _post_all(_with_progress(readings, len(files)), settings, tally)
+        _post_all(_with_progress(readings, len(files)), exports, settings, tally)
     tally.show(is_dry=given["dry_run"])
     ctx.exit(tally.exit_code(given["spooled_exit_code"], is_dry=given["dry_run"]))
 
@@ -124,7 +144,7 @@ def _with_progress(readings: Iterator[Reading], total: int) -> Iterator[Reading]
     yield from track(readings, "reading logs", total=total, console=Console(stderr=True), transient=True)
 
 
-def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) -> None:
+def _post_all(readings: Iterator[Reading], exports: Sequence[Path], settings: Settings, tally: _Tally) -> None:
     from kvyield.spool import Spool
 
     waiting: list[tuple[str, _wire.Observation]] = []
@@ -137,6 +157,45 @@ def _post_all(readings: Iterator[Reading], settings: Settings, tally: _Tally) ->
                 del waiting[:BATCH]
         if waiting:
             _post(waiting, spool, client, tally)
+        for path in exports:
+            lines = tally.lines(path)
+            while batch := list(islice(lines, BATCH)):
+                _post_export(path, batch, spool, client, tally)
+
+
+def _post_export(path: Path, lines: Sequence[Line], spool: Spool, client: Client, tally: _Tally) -> None:
+    """Posts lines of an export; one that settles a recommendation that this ledger does not have is posted without."""
+    from kvyield.delivery import deliver_batch
+
+    whole = [line.observation for line in lines if line.observation is not None]
+    deliveries = deliver_batch(whole, spool, client)
+    for index, delivery in enumerate(deliveries):
+        if _names_unknown_advice(delivery):
+            bare = msgspec.structs.replace(delivery.observation, recommendation_id=None)
+            deliveries[index] = deliver_batch([bare], spool, client)[0]
+    for line, delivery in zip(lines, deliveries, strict=True):
+        tally.settle(str(path), delivery)
+        if line.retraction is not None and delivery.fate in ("stored", "known", "spooled"):
+            _retract(path, line, delivery, client, tally)
+
+
+def _names_unknown_advice(delivery: Delivery) -> bool:
+    faults = delivery.error.problem.errors if isinstance(delivery.error, InvalidError) else []
+    return bool(faults) and all(fault.pointer == "/recommendation_id" for fault in faults)
+
+
+def _retract(path: Path, line: Line, delivery: Delivery, client: Client, tally: _Tally) -> None:
+    """Carries a retraction over; where that is not allowed the line is named: its start counts as evidence now."""
+    where = f"{path}:{line.number}: {delivery.stored_id or delivery.observation.id}"
+    try:
+        if delivery.stored_id is None:
+            raise IncompleteError("it waits in the spool", ())
+        if client.observation(delivery.stored_id).retracted_at is None:
+            client.retract(delivery.stored_id, line.retraction or "retracted where it was exported")
+        tally.count(str(path), "retracted")
+    except KvyieldError as error:
+        say(f"kvyield: {where} is retracted in the export, and counts as evidence here: not retracted: {error}")
+        tally.count(str(path), "refused" if isinstance(error, RefusedError) else "lost")
 
 
 def _post(waiting: Sequence[tuple[str, _wire.Observation]], spool: Spool, client: Client, tally: _Tally) -> None:
@@ -182,6 +241,36 @@ class _Tally:
             self._counts[name]["incomplete"] += 1
             self._lacking[str(error)].append(name)
             return []
+
+    def lines(self, path: Path) -> Iterator[Line]:
+        """The lines of an export that can be posted; the others are counted, and each is named with its reason."""
+        from kvyield.exports import read_export
+
+        count = self._counts.setdefault(str(path), Counter())
+        try:
+            for line in read_export(path):
+                if line.observation is None:
+                    count["refused"] += 1
+                    say(f"kvyield: {path}:{line.number} {line.fault}")
+                    continue
+                count["starts"] += 1
+                self._leave_out(str(path), line.unknown)
+                if self._as_json:
+                    click.echo(msgspec.json.encode(line.observation))
+                yield line
+        except SourceError as error:
+            count["unreadable"] += 1
+            say(f"kvyield: {error}")
+
+    def _leave_out(self, name: str, fields: Sequence[str]) -> None:
+        for field in fields:
+            if not self._said[f"{name} {field}"]:
+                say(f"kvyield: {name}: {field} is unknown to this version of kvyield and left out")
+            self._said[f"{name} {field}"] += 1
+
+    def count(self, name: str, what: str) -> None:
+        """Count one more of what became of a start."""
+        self._counts[name][what] += 1
 
     def settle(self, name: str, delivery: Delivery) -> None:
         """Count what became of one start; each reason is said once, a refusal or a loss once a file."""

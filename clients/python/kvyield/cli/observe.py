@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from kvyield.assemble import Assembled
     from kvyield.config import Settings
     from kvyield.delivery import Delivery
+    from kvyield.engines import Sourced
     from kvyield.intake import Get, Reading, Running
 
 ENGINE_SECONDS = 15.0
@@ -74,20 +75,29 @@ def observe(ctx: click.Context, /, **given: Any) -> None:
 
 def read_log(given: Mapping[str, Any], settings: Settings) -> Reading:
     """Reads what ``given`` names: a log, the engine's endpoints, this host's GPUs. Raises a usage error without any."""
-    from kvyield.intake import card_facts, read, read_endpoints_only
+    from kvyield.intake import read, read_endpoints_only
 
     source = chosen_source(given)
     if source is None and not given["server"]:
         raise click.UsageError("which log? give --journal, --log, --docker, --kubernetes or - (or --server alone)")
-    wants_card = not given["no_card"] and (source is None or source.is_local)
-    card, _ = card_facts(configured_facts(settings)) if wants_card else ({}, None)
-    extras = extras_of(given, settings, card, one_of("--recommendation", given["recommendation"]))
     running = running_engine(given) if given["server"] else None
+    is_local = source.is_local if source else running is not None and running.is_local
+    facts = facts_of_host(configured_facts(settings), is_local=is_local, with_gpus=not given["no_card"])
+    extras = extras_of(given, settings, facts, one_of("--recommendation", given["recommendation"]))
     if source is None:
         assert running is not None
         return read_endpoints_only(running, extras)
     engine = given["engine"] or settings.facts.get("engine")
     return read(source, extras, engine=engine, running=running, zone=given.get("timezone"))
+
+
+def facts_of_host(configured: Mapping[str, Sourced], *, is_local: bool, with_gpus: bool) -> dict[str, Sourced]:
+    """What this host tells of itself: nothing when the engine is elsewhere, its name at least when it is here."""
+    from kvyield.intake import card_facts, host_facts
+
+    if not is_local:
+        return {}
+    return card_facts(configured)[0] if with_gpus else host_facts(configured)
 
 
 def running_engine(given: Mapping[str, Any]) -> Running:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from kvyield.cli._options import (
     source_options,
 )
 from kvyield.cli._run import say
+from kvyield.cli.observe import facts_of_host
 from kvyield.sources import USER_UNIT
 
 if TYPE_CHECKING:
@@ -122,7 +124,6 @@ def follow(given: Mapping[str, Any], found: Watch, stopped: threading.Event) -> 
 
 def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
     """The watch that the options mean. Raises a usage error without a source."""
-    from kvyield.intake import card_facts
     from kvyield.watching import BookmarkFile, Watch
 
     source = chosen_source(given, follow=True)
@@ -130,17 +131,17 @@ def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
         raise click.UsageError("which log? give --journal, --log, --docker, --kubernetes or -")
     digest = hashlib.sha256(source.name.encode()).hexdigest()[:12]
     state = Path(given["state"]) if given["state"] else settings.spool.parent / "watch" / f"{digest}.json"
-    wants_card = source.is_local and not given["no_card"]
-    card, _ = card_facts(configured_facts(settings)) if wants_card else ({}, None)
+    configured, with_gpus = configured_facts(settings), not given["no_card"]
+    facts = partial(facts_of_host, configured, is_local=source.is_local, with_gpus=with_gpus)
     return Watch(
         bookmark=BookmarkFile(state),
-        extras=extras_of(given, settings, card),
+        extras=extras_of(given, settings, facts()),
         bring=lambda observation: _bring(settings, observation),
         say=lambda text: say(f"kvyield: {text}"),
         engine=given["engine"] or settings.facts.get("engine"),
         is_local=source.is_local,
         zone=given.get("timezone"),
-        card_now=lambda: card_facts(configured_facts(settings))[0] if wants_card else {},
+        card_now=facts,
     )
 
 

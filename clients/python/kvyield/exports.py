@@ -1,0 +1,81 @@
+"""Exports of a ledger, one observation per line: reading them, so that another ledger may have them."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+
+import msgspec
+
+from kvyield import _wire
+from kvyield._errors import SourceError
+
+LONGEST_LINE_BYTES = 16 * 2**20
+_TELLING = frozenset({"hardware", "model", "engine", "outcome"})
+_PACKED: Mapping[str, Callable[[Path], Any]] = {".gz": gzip.GzipFile, ".bz2": bz2.BZ2File, ".xz": lzma.LZMAFile}
+_PARTIAL = (OSError, EOFError, lzma.LZMAError)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of an export: an observation to post, or why there is none.
+
+    ``retraction`` is the reason for which the exported start was retracted; an empty one is a reason too. ``unknown``
+    are fields that this version of kvyield does not know, and therefore leaves out.
+    """
+
+    number: int
+    observation: _wire.Observation | None
+    fault: str | None = None
+    retraction: str | None = None
+    unknown: tuple[str, ...] = ()
+
+
+def is_export(path: Path) -> bool:
+    """Whether a file's first line is an observation, as an export of a ledger has them."""
+    with suppress(*_PARTIAL), _opened(path) as file:
+        return _table(file.readline(LONGEST_LINE_BYTES)).keys() >= _TELLING
+    return False
+
+
+def read_export(path: Path) -> Iterator[Line]:
+    """The lines of an export, in constant memory. Raises `SourceError` when the file cannot be read to its end."""
+    try:
+        with _opened(path) as file:
+            number = 0
+            while text := file.readline(LONGEST_LINE_BYTES):
+                number += 1
+                if text.strip():
+                    yield _line(number, text)
+    except _PARTIAL as error:
+        raise SourceError(f"{path} cannot be read to its end: {error}") from None
+
+
+def _opened(path: Path) -> IO[bytes]:
+    opener = _PACKED.get(path.suffix)
+    return cast("IO[bytes]", opener(path)) if opener else path.open("rb")
+
+
+def _table(text: bytes) -> dict[str, Any]:
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = msgspec.json.decode(text)
+        return value if isinstance(value, dict) else {}
+    return {}
+
+
+def _line(number: int, text: bytes) -> Line:
+    try:
+        stored = msgspec.json.decode(text, type=_wire.StoredObservation)
+        fields = {name: msgspec.to_builtins(getattr(stored, name)) for name in _wire.Observation.__struct_fields__}
+        whole = msgspec.convert(fields, _wire.Observation)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return Line(number, None, f"is not an observation of an export: {error}")
+    retraction = (stored.retraction_reason or "") if stored.retracted_at is not None else None
+    unknown = sorted(_table(text).keys() - set(_wire.StoredObservation.__struct_fields__))
+    return Line(number, whole, retraction=retraction, unknown=tuple(unknown))

@@ -1,0 +1,131 @@
+"""Exports of a ledger into another one: observations, verifications and, for an admin, retractions."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from _samples_client import LOG, sample
+from e2e.running import Server, command
+from kvyield import Client, Verification
+from kvyield.cli import main
+from kvyield.exports import is_export, read_export
+
+APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
+Start = Callable[[str], Server]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts services with ledgers of their own."""
+    running: list[Server] = []
+
+    def started(name: str) -> Server:
+        (tmp_path / name).mkdir(exist_ok=True)
+        running.append(Server(tmp_path / name))
+        return running[-1]
+
+    yield started
+    for one in running:
+        one.stop()
+
+
+@pytest.fixture
+def export(start: Start, tmp_path: Path) -> Path:
+    """Three starts of one ledger: one verified and answering an advice, one retracted, one plain."""
+    with Client(start("first").url) as client:
+        _, second, third = (client.post_observation(sample(number)).id for number in range(3))
+        client.add_verification(second, Verification(prompt_tokens=60_010, passed=True, answer="right"))
+        client.retract(third, "a test")
+        hardware = sample().hardware
+        kept = client.store_recommendation(
+            target_tokens=1_000, model=sample().model.name, gpu=hardware.gpu, gpu_count=8, engine="sglang"
+        )
+        followed = sample(7)
+        followed.recommendation_id = kept.id
+        client.post_observation(followed)
+        text = b"".join(client.export())
+    file = tmp_path / "ledger.ndjson"
+    file.write_bytes(text)
+    assert len(text.splitlines()) == 4
+    return file
+
+
+def run(url: str, *arguments: object) -> Result:
+    words = ["import", *map(str, arguments), "--url", url]
+    return CliRunner(**APART).invoke(main, words)
+
+
+def told(client: Client) -> dict[str, Any]:
+    """What a ledger says of its starts, by id."""
+    rows = {str(row.id): row for row in client.observations()}
+    return {
+        key: (row.observed_at, row.outcome, row.measurements, row.flags, row.verifications, row.retraction_reason)
+        for key, row in rows.items()
+    }
+
+
+def test_an_export_comes_over_whole_and_twice_doubles_nothing(start: Start, export: Path) -> None:
+    """Ids, times, figures, verifications and retractions are those of the ledger that it came from."""
+    with Client(start("second").url) as other:
+        result = run(other.url, export)
+        assert result.exit_code == 0, result.output
+        assert "retracted" in result.stdout
+        rows = told(other)
+        with Client(start("first").url) as origin:
+            assert rows == told(origin)
+        again = run(other.url, export)
+        assert (again.exit_code, told(other)) == (0, rows)
+
+
+def test_a_token_that_only_posts_reports_retractions_by_line(start: Start, export: Path, tmp_path: Path) -> None:
+    """Retracting is an admin's: the line, the start and the reason are said, and the exit code is the refusal's."""
+    (tmp_path / "third").mkdir()
+    token = command(tmp_path / "third", "token", "create", "--name", "host", "--role", "ingest").stdout.split()[-1]
+    result = run(start("third").url, export, "--token", token)
+    assert result.exit_code == 3, result.output
+    lines = export.read_text().splitlines()
+    [number] = [index for index, line in enumerate(lines, 1) if json.loads(line)["retracted_at"]]
+    assert f"{export}:{number}: {json.loads(lines[number - 1])['id']} is retracted in the export" in result.stderr
+    assert "stored" in result.stdout
+
+
+def test_lines_that_are_damaged_or_newer_are_named(start: Start, export: Path) -> None:
+    """A damaged line costs itself alone; a field that only a newer version knows is said once."""
+    lines = export.read_text().splitlines()
+    newer = json.dumps(json.loads(lines[0]) | {"field_of_tomorrow": 1})
+    export.write_text("\n".join([newer, lines[1], '{"cut": ', *lines[2:], ""]))
+    result = run(start("fourth").url, export)
+    assert result.exit_code == 3
+    assert f"{export}:3 is not an observation of an export" in result.stderr
+    assert result.stderr.count("field_of_tomorrow is unknown to this version") == 1
+    assert result.stdout.splitlines()[-2].split()[:2] == ["all", "4"]
+
+
+def test_exports_are_told_from_logs(export: Path, tmp_path: Path) -> None:
+    """By their first line, packed or not; a JSON log is a log."""
+    packed = tmp_path / "ledger.ndjson.gz"
+    packed.write_bytes(gzip.compress(export.read_bytes()))
+    log, structured = tmp_path / "engine.log", tmp_path / "structured.log"
+    log.write_text(LOG)
+    structured.write_text(json.dumps({"log": LOG.splitlines()[0], "stream": "stderr"}) + "\n")
+    assert [is_export(path) for path in (export, packed, log, structured, tmp_path / "none")] == [True] * 2 + [
+        False
+    ] * 3
+    assert len(list(read_export(packed))) == 4
+
+
+def test_a_dry_run_of_an_export_prints_what_would_be_posted(export: Path) -> None:
+    """Nothing is asked of the service, and each line is an observation without what a ledger adds."""
+    result = run("http://127.0.0.1:9", export, "--dry-run", "--json")
+    assert result.exit_code == 0, result.output
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(rows) == 4
+    assert all("pair_id" not in row for row in rows)
