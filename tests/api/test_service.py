@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
 import msgspec
@@ -45,6 +47,33 @@ def test_a_closed_database_is_not_ready_and_still_alive(client: Client, storage:
     for answer in (client.get("/pairs"), client.post("/observations", json=start())):
         assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
     assert client.post("/observations/batch", json={"observations": [start()]}).status_code == 503
+
+
+class Slow(MemoryStorage):
+    """A storage whose snapshots are not given out before it is told so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_read = Event()
+        self.may_read.set()
+
+    def read(self) -> Any:
+        self.may_read.wait(20)
+        return super().read()
+
+
+def test_long_reads_hold_up_neither_posts_nor_probes() -> None:
+    """While every reader is busy, a host posts, probes and metrics are answered, and the reads are answered later."""
+    storage = Slow()
+    with TestClient(create_app(Settings(reader_threads=1), storage)) as client, ThreadPoolExecutor(3) as pool:
+        storage.may_read.clear()
+        reads = [pool.submit(client.get, "/pairs") for _ in range(3)]
+        for path in ("/health/live", "/health/ready", "/metrics"):
+            assert client.get(path).status_code == 200
+        assert client.post("/observations", json=start()).status_code == 201
+        assert not any(read.done() for read in reads)
+        storage.may_read.set()
+        assert [read.result().status_code for read in reads] == [200] * 3
 
 
 def test_an_old_schema_is_not_ready() -> None:

@@ -10,7 +10,7 @@ from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
 from kvyield_server.api.services import Services, services_of, utc_now
-from kvyield_server.errors import ForbiddenError, UnauthenticatedError
+from kvyield_server.errors import ForbiddenError, StorageUnavailableError, UnauthenticatedError
 from kvyield_server.usecases.ports import ApiToken, Role
 from kvyield_server.usecases.tokens import checked, hash_of, is_due_for_touch, is_loopback
 
@@ -34,15 +34,9 @@ class Allows:
             UnauthenticatedError: no token, or one that is unknown, expired or revoked.
             ForbiddenError: the token's roles do not allow this.
         """
-        services = services_of(connection)
-        token = await authenticate(services, self.text_of(connection))
+        token = await authenticate(services_of(connection), self.text_of(connection))
         connection.scope["user"] = token
-        if token is None:
-            return
-        now = utc_now()
-        if is_due_for_touch(token, now):
-            services.storage.write(lambda uow: uow.tokens.touch(token.id, now))
-        if self.roles.isdisjoint(token.roles):
+        if token is not None and self.roles.isdisjoint(token.roles):
             needed = " or ".join(sorted(self.roles))
             raise ForbiddenError(f"The token {token.name!r} has the role {token.roles_text}; this needs {needed}.")
 
@@ -59,19 +53,31 @@ MANAGERS = Allows(Role.ADMIN)
 
 
 async def authenticate(services: Services, text: str) -> ApiToken | None:
-    """Return the token with that text; None while no token exists, when nobody needs one.
+    """Return the token with that text, its use noted; None while no token exists, when nobody needs one.
 
     Raises:
         UnauthenticatedError: no text, or that of a token that is unknown, revoked or expired.
+        StorageUnavailableError: the database does not answer, and the token is not remembered.
     """
-    is_needed, found = await services.in_reader(lambda: services.tokens.find(text))
-    if not is_needed:
+    is_away = False
+    try:
+        found = await services.look(lambda: services.tokens.find(text))
+    except StorageUnavailableError:
+        known = services.tokens.remembered(text)
+        if known is None:
+            raise
+        is_away, found = True, known
+    if not found.is_needed:
         return None
     if not text:
         raise UnauthenticatedError(
             "A token is needed: send Authorization: Bearer, as kvyield-server token create gave it."
         )
-    return checked(found, hash_of(text), now=utc_now())
+    now = utc_now()
+    token = checked(found.token, hash_of(text), now=now)
+    if not is_away and is_due_for_touch(token, now):
+        services.storage.write(lambda uow: uow.tokens.touch(token.id, now))
+    return token
 
 
 async def own_hosts_only(connection: Connection, _: BaseRouteHandler) -> None:
@@ -87,7 +93,7 @@ async def own_hosts_only(connection: Connection, _: BaseRouteHandler) -> None:
         return
     services = services_of(connection)
     for host in connection.headers.getall("host", []):
-        if not _is_own(host) and not await services.in_reader(services.tokens.are_needed):
+        if not _is_own(host) and not services.tokens.is_needed and not await services.look(services.tokens.are_needed):
             raise ForbiddenError(
                 f"The Host header is {host[:100]!r}; without tokens this answers at 127.0.0.1 and "
                 "localhost alone. Ask there, or make a token with kvyield-server token create."

@@ -13,9 +13,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from kvyield_server import __version__
 from kvyield_server.api.auth import ASKERS
-from kvyield_server.api.services import services_of
+from kvyield_server.api.services import Services, services_of
 from kvyield_server.errors import MigrationNeededError, StorageUnavailableError
-from kvyield_server.usecases.ports import Storage
 
 _PROMETHEUS = CONTENT_TYPE_LATEST.removesuffix("; charset=utf-8")  # the framework adds it to every text
 _LOOKS = [HttpMethod.GET, HttpMethod.HEAD]
@@ -49,7 +48,7 @@ async def ready(request: Request[Any, Any, Any]) -> HealthOut:
         storage.ping()
         return storage.migration_current()
 
-    if not await services_of(request).in_reader(look):
+    if not await services_of(request).look(look):
         raise MigrationNeededError("The database's schema is not this version's; run kvyield-server db upgrade.")
     return HealthOut(status="ready", version=__version__, queue_depth=storage.queue_depth)
 
@@ -60,13 +59,13 @@ async def metrics(request: Request[Any, Any, Any]) -> Response[bytes]:
     services = services_of(request)
     services.metrics.queue.set(services.storage.queue_depth)
     services.metrics.fits.set(services.fits.made)
-    services.metrics.database.set(await services.in_reader(lambda: _answers(services.storage)))
+    services.metrics.database.set(await _answers(services))
     return Response(generate_latest(services.metrics.registry), media_type=_PROMETHEUS)
 
 
-def _answers(storage: Storage) -> bool:
+async def _answers(services: Services) -> bool:
     try:
-        storage.ping()
+        await services.look(services.storage.ping)
     except StorageUnavailableError:
         return False
     return True

@@ -22,7 +22,7 @@ class EntityTags(ASGIMiddleware):
 
     async def handle(self, scope: Scope, receive: Receive, send: Send, next_app: ASGIApp) -> None:
         """Hold the head of an answer back until its whole body is there."""
-        named = Headers.from_scope(scope).get("if-none-match", "")
+        named = ",".join(Headers.from_scope(scope).getall("if-none-match", []))
         held: HTTPResponseStartEvent | None = None
 
         async def tagged(message: Message) -> None:

@@ -13,16 +13,21 @@ from litestar.connection import ASGIConnection
 from kvyield_server.api.telemetry import Metrics
 from kvyield_server.api.tokens import KnownTokens
 from kvyield_server.domain.answers import Advice
+from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.settings import Settings
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.ports import Storage, UnitOfWork
 from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")
+LOOK_SECONDS = 4.0  # two of them are less than a scrape of Prometheus waits
 
 
 class Services:
-    """One per application. Reads run in reader threads, fits in threads of their own, writes in the writer."""
+    """One per application. Reads run in reader threads, fits in threads of their own, writes in the writer.
+
+    A read may wait for a fit; tokens and health are looked up in threads of their own, which no read holds up.
+    """
 
     def __init__(self, settings: Settings, storage: Storage) -> None:
         self.settings = settings
@@ -32,6 +37,7 @@ class Services:
         self.answers = AnswerCache[Advice]()
         self.told = AnswerCache[Any]()
         self._readers = ThreadPoolExecutor(settings.reader_threads, "kvyield-read")
+        self._lookers = ThreadPoolExecutor(2, "kvyield-look")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)
 
@@ -53,6 +59,18 @@ class Services:
 
         return await self.in_reader(lambda: self.told.get((self.storage.stamp(), question), run))
 
+    async def look(self, work: Callable[[], T]) -> T:
+        """Run work that takes a moment, such as to look a token up, while long reads wait for each other.
+
+        Raises:
+            StorageUnavailableError: the database did not answer in time.
+        """
+        try:
+            async with asyncio.timeout(LOOK_SECONDS):
+                return await asyncio.get_running_loop().run_in_executor(self._lookers, work)
+        except TimeoutError:
+            raise StorageUnavailableError(f"The database did not answer within {LOOK_SECONDS:.0f} s.") from None
+
     async def in_reader(self, work: Callable[[], T]) -> T:
         """Run work that may wait for the database, in a reader thread."""
         return await asyncio.get_running_loop().run_in_executor(self._readers, work)
@@ -66,8 +84,8 @@ class Services:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
-        self._readers.shutdown(wait=True, cancel_futures=True)
-        self._fitters.shutdown(wait=True, cancel_futures=True)
+        for threads in (self._lookers, self._readers, self._fitters):
+            threads.shutdown(wait=True, cancel_futures=True)
         self.storage.close()
 
 

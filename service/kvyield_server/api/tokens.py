@@ -8,7 +8,6 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import NamedTuple
 
-from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.usecases.ports import ApiToken, Storage
 from kvyield_server.usecases.tokens import any_token, hash_of
 
@@ -34,7 +33,7 @@ class KnownTokens:
     at once for all replicas.
 
     While the database does not answer, a token that it confirmed within ``KNOWN_SECONDS`` is taken as it was then. The
-    ``MOST_KNOWN`` that were used last are remembered. All methods may wait for the database.
+    ``MOST_KNOWN`` that were used last are remembered.
     """
 
     def __init__(self, storage: Storage) -> None:
@@ -42,44 +41,39 @@ class KnownTokens:
         self._lock = Lock()
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._stamp = storage.stamp()
-        self._is_needed = self._read_needed()
+        self.is_needed = self._read_needed()
 
     def are_needed(self) -> bool:
-        """Say whether callers need a token. Once the first was ever made, they always do."""
-        if not self._is_needed:
-            try:
-                stamp = self._storage.stamp()
-                if stamp != self._stamp:
-                    self._is_needed, self._stamp = self._read_needed(), stamp
-            except StorageUnavailableError:
-                return False
-        return self._is_needed
+        """Say whether callers need a token, after a look at the database. Once the first was made, they always do."""
+        if not self.is_needed:
+            stamp = self._storage.stamp()
+            if stamp != self._stamp:
+                self.is_needed, self._stamp = self._read_needed(), stamp
+        return self.is_needed
 
     def find(self, text: str) -> Found:
-        """Look for the token with that text.
-
-        Raises:
-            StorageUnavailableError: the database does not answer, and no such token is remembered.
-        """
-        is_needed = self.are_needed()
-        return Found(is_needed, self._find(hash_of(text)) if is_needed and text else None)
-
-    def _find(self, wanted: str) -> ApiToken | None:
+        """Look for the token with that text in the database. StorageUnavailableError when it does not answer."""
+        if not self.are_needed() or not text:
+            return Found(self.is_needed, None)
+        wanted, stamp = hash_of(text), self._storage.stamp()
         with self._lock:
             known = self._known.get(wanted)
-        try:
-            stamp = self._storage.stamp()
-            if known is not None and known.stamp == stamp:
-                token: ApiToken | None = known.token
-            else:
-                with self._storage.read() as uow:
-                    token = uow.tokens.by_hash(wanted)
-        except StorageUnavailableError:
-            if known is None or time.monotonic() - known.checked_at > KNOWN_SECONDS:
-                raise
-            return known.token
+        if known is not None and known.stamp == stamp:
+            token: ApiToken | None = known.token
+        else:
+            with self._storage.read() as uow:
+                token = uow.tokens.by_hash(wanted)
         self._remember(wanted, token, stamp)
-        return token
+        return Found(self.is_needed, token)
+
+    def remembered(self, text: str) -> Found | None:
+        """Return what is known without the database; None when the token was not confirmed lately."""
+        if not self.is_needed or not text:
+            return Found(self.is_needed, None)
+        with self._lock:
+            known = self._known.get(hash_of(text))
+        is_fresh = known is not None and time.monotonic() - known.checked_at <= KNOWN_SECONDS
+        return Found(self.is_needed, known.token) if known is not None and is_fresh else None
 
     def _remember(self, wanted: str, token: ApiToken | None, stamp: Hashable) -> None:
         with self._lock:
