@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -10,7 +11,7 @@ import msgspec
 
 from kvyield import _calls, _wire
 from kvyield._calls import Call
-from kvyield._errors import ConfigError, NotAllowedError, RefusedError
+from kvyield._errors import ConfigError, InvalidError, NotAllowedError, RefusedError
 
 T = TypeVar("T")
 FORBIDDEN = 403
@@ -65,6 +66,11 @@ class Api:
     def add_verification(self, observation_id: UUID | str, verification: _wire.Verification) -> _wire.StoredObservation:
         """Add a long prompt's result to a start; the same one again is known."""
         return self._send(_calls.add_verification(observation_id, verification))
+
+    def check_verification(self, observation_id: UUID | str) -> None:
+        """Whether a verification of a start would be taken: raises what refuses it. Nothing is stored."""
+        with suppress(InvalidError):
+            self._send(_calls.probe_verification(observation_id))
 
     def retract(self, observation_id: UUID | str, reason: str) -> _wire.StoredObservation:
         """Take a start out of the fits; it stays in the ledger, marked with the reason. Never retried."""
@@ -205,6 +211,11 @@ class AsyncApi:
     ) -> _wire.StoredObservation:
         """Add a long prompt's result to a start; the same one again is known."""
         return await self._send(_calls.add_verification(observation_id, verification))
+
+    async def check_verification(self, observation_id: UUID | str) -> None:
+        """Whether a verification of a start would be taken: raises what refuses it. Nothing is stored."""
+        with suppress(InvalidError):
+            await self._send(_calls.probe_verification(observation_id))
 
     async def retract(self, observation_id: UUID | str, reason: str) -> _wire.StoredObservation:
         """Take a start out of the fits; it stays in the ledger, marked with the reason. Never retried."""

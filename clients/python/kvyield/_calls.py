@@ -180,6 +180,12 @@ def probes() -> Mapping[str, Call[None]]:
     }
 
 
+def probe_verification(observation_id: UUID | str) -> Call[None]:
+    """Asks whether a verification would be let through: an empty one is refused as wrong, and stores nothing."""
+    path = f"/observations/{_segment(observation_id)}/verifications"
+    return Call("POST", path, _read_nothing, body=b"{}", idempotent=False)
+
+
 def export_path(file_format: str) -> str:
     if file_format not in ("ndjson", "csv"):
         raise ConfigError(f"an export is ndjson or csv, not {file_format!r}")

@@ -259,6 +259,9 @@ def test_an_ingest_token_posts_and_verifies_its_own(tmp_path: Path, engine: Stan
         posted = run("report", engine, "--log", engine.log_path, *FACTS, *where, "--token", keys["ingest"], "--json")
         assert posted.exit_code == 0, posted.output
         start = json.loads(posted.stdout)["id"]
+        before = engine.counts()["prompts"]
+        unheard = run("verify", engine, "--observation", start, *where, "--token", keys["read"])
+        assert (unheard.exit_code, engine.counts()["prompts"]) == (3, before), unheard.output
         added = run("verify", engine, "--observation", start, *where, "--token", keys["ingest"])
         assert added.exit_code == 0, added.output
     finally:

@@ -30,6 +30,8 @@ def check_observation(settings: Settings, observation_id: UUID) -> _wire.StoredO
     try:
         with client_of(settings) as client:
             stored = _stored(client, settings, observation_id)
+            if stored.retracted_at is None:
+                client.check_verification(observation_id)
     except RefusedError:
         say("kvyield: no prompt was sent, since the service refuses what would come of it")
         raise

@@ -1,0 +1,136 @@
+"""The process behind a port of this host, and what tells one start from another."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from kvyield.engines import Sourced, Start
+from kvyield.identity import Identity, contradictions, of_start
+from kvyield.processes import Listener, engine_on
+
+LISTEN = (
+    "import socket, time; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen(); "
+    "print(s.getsockname()[1], flush=True); time.sleep(60)"
+)
+NOW = datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def engine() -> Iterator[tuple[subprocess.Popen[str], int, datetime]]:
+    """A process that looks like an engine's and listens, its port, and when it was started."""
+    began = datetime.now(timezone.utc)
+    command = [sys.executable, "-c", LISTEN, "sglang.launch_server", "--mem-fraction-static", "0.9"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline()), began
+        process.kill()
+
+
+def test_the_engine_behind_a_port_and_when_it_was_started(
+    engine: tuple[subprocess.Popen[str], int, datetime],
+) -> None:
+    """Its open socket tells the process, and the kernel its start."""
+    process, port, began = engine
+    found = engine_on(port)
+    assert found is not None
+    assert found.pid == process.pid
+    assert abs((found.started_at - began).total_seconds()) < 1.0
+    time.sleep(1.1)
+    again = engine_on(port)
+    assert again is not None
+    assert abs((again.started_at - found.started_at).total_seconds()) < 0.1
+
+
+def test_what_is_no_engine_is_not_taken_for_one() -> None:
+    """This very test listens and is no engine; nobody listens on a port that was just free."""
+    with socket.socket() as own:
+        own.bind(("127.0.0.1", 0))
+        own.listen()
+        assert engine_on(own.getsockname()[1]) is None
+        port = own.getsockname()[1]
+    assert engine_on(port) is None
+
+
+def write_process(proc: Path, pid: int, command: str, ticks: int, *, name: str = "python3") -> None:
+    folder = proc / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "cmdline").write_bytes(command.replace(" ", "\0").encode() + b"\0")
+    fields = " ".join(["S", *["0"] * 18, str(ticks), "0"])
+    (folder / "stat").write_text(f"{pid} ({name}) {fields}\n")
+
+
+def test_another_users_engine_is_known_by_its_command_line(tmp_path: Path) -> None:
+    """Whose open files cannot be read is found by the port in the command line; a child starts later."""
+    ticks = os.sysconf("SC_CLK_TCK")
+    (tmp_path / "uptime").write_text("1000.00 0\n")
+    write_process(tmp_path, 7, "python -m sglang.launch_server --port 30000", 400 * ticks, name="a (b) c")
+    write_process(tmp_path, 8, "sglang::scheduler --port=30000", 420 * ticks)
+    write_process(tmp_path, 9, "vllm serve m --port 30001", 10 * ticks)
+    write_process(tmp_path, 10, "curl --port 30000", 10 * ticks)
+    found = engine_on(30000, tmp_path)
+    assert found is not None
+    assert found.pid == 7
+    assert abs((datetime.now(timezone.utc) - found.started_at).total_seconds() - 600) < 2
+    assert engine_on(3000, tmp_path) is None
+
+
+@pytest.mark.parametrize("damage", ["", "7", "7 (x) S", "7 (x) " + "a " * 40])
+def test_a_damaged_proc_is_no_error(tmp_path: Path, damage: str) -> None:
+    """What cannot be read tells nothing."""
+    (tmp_path / "uptime").write_text("1000.00 0\n")
+    write_process(tmp_path, 7, "sglang --port 30000", 1)
+    (tmp_path / "7" / "stat").write_text(damage)
+    assert engine_on(30000, tmp_path) is None
+    assert engine_on(30000, tmp_path / "nowhere") is None
+
+
+def started(**told: object) -> Start:
+    """A start as a log tells it."""
+    facts = {"model_name": "/models/qwen3-8b", "engine_version": "0.5.12"}
+    flags = {"mem_fraction_static": 0.94, "port": 30000} | told
+    return Start(
+        engine="sglang",
+        outcome="ready",
+        flags={name: Sourced(value, "log") for name, value in flags.items()},  # type: ignore[arg-type]  # scalars
+        facts={name: Sourced(value, "log") for name, value in facts.items()},
+        measurements={"pool_tokens": Sourced(218_484, "log")},
+        observed_at=NOW,
+    )
+
+
+def test_one_start_as_two_sources_write_it_has_no_contradiction() -> None:
+    """Paths and names, rounding, builds, imports that take a while, and what one of them does not say."""
+    log = of_start(started(), "the log")
+    listener = Listener(7, ("sglang",), NOW - timedelta(seconds=30))
+    assert contradictions(log, of_start(started(mem_fraction_static=0.94000001), "the server", listener)) == []
+    sparse = Identity("the server", "sglang", frozenset({"qwen3-8b"}), pool_tokens=218_480, version="0.5.12+cu128")
+    assert contradictions(log, sparse) == []
+    assert contradictions(log, Identity("the server")) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (Identity("b", engine="vllm"), "engine: sglang"),
+        (Identity("b", port=30001), "port: 30000 (the log) against 30001 (b)"),
+        (Identity("b", pool_tokens=200_000), "pool_tokens: 218484"),
+        (Identity("b", fraction=0.93), "fraction: 0.94"),
+        (Identity("b", version="0.5.13"), "version: 0.5.12"),
+        (Identity("b", models=frozenset({"m/Other"})), "model: /models/qwen3-8b"),
+        (Identity("b", process_at=NOW + timedelta(seconds=30)), "start: 2026-11-30 12:00:00+0000 (the log)"),
+        (Identity("b", process_at=NOW - timedelta(hours=1)), "(the process of b)"),
+    ],
+)
+def test_each_thing_that_tells_two_starts_apart_is_a_sentence(other: Identity, words: str) -> None:
+    """Both values are named with where they come from."""
+    [told] = contradictions(of_start(started(), "the log"), other)
+    assert words in told
