@@ -281,6 +281,7 @@ class Engine:
     hooks: tuple[bytes, ...]
     role: Callable[[str], Role | None]
     reader: Callable[[Surroundings], StartReader]
+    late: tuple[bytes, ...] = ()
 
 
 def source(record: Record) -> str:

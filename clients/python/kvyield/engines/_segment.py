@@ -93,8 +93,11 @@ class Segmenter:
         hooks = _unique(hook for engine in engines for hook in engine.hooks)
         self._idle: Hooks = (*openers, *always)
         self._almost: Hooks = (*ready, *openers, *always)
-        self._watchful: Hooks = _unique((*ready, *openers, *END_HOOKS, *always))
-        self._busy: Hooks = _unique((*hooks, *ready, *openers, *(END_HOOKS if follow else ()), *FAILURE_HOOKS, *always))
+        late = _unique(hook for engine in engines for hook in engine.late)
+        self._watchful: Hooks = _unique((*ready, *openers, *late, *END_HOOKS, *always))
+        self._busy: Hooks = _unique(
+            (*hooks, *ready, *openers, *late, *(END_HOOKS if follow else ()), *FAILURE_HOOKS, *always)
+        )
         self._doubtful: Hooks = _unique((*self._busy, *END_HOOKS, *SURVIVAL_HOOKS))
         self._mode: Hooks = self._busy
         self._mode_since = 0  # lines up to this one were searched for other hooks

@@ -52,6 +52,11 @@ class Rank:
     graphs: list[tuple[float, str]] = field(default_factory=list)
     pools: list[Pool] = field(default_factory=list)
     sliding_window: Sourced | None = None
+    pools_before_draft: int = 0
+    window_tokens: Sourced | None = None
+    full_counts: list[Sourced] = field(default_factory=list)
+    state_gib: Sourced | None = None
+    token_bytes: Sourced | None = None
     pool_begun: bool = False
 
 
@@ -66,10 +71,15 @@ class Ranks:
         """Every rank that printed something."""
         return list(self._ranks.values())
 
-    def first_pools(self) -> list[Sourced]:
-        """The count on each rank's first pool line, the target's."""
-        firsts = [rank.pools[0] for rank in self._ranks.values() if rank.pools]
-        return [Sourced(pool.tokens, pool.source) for pool in firsts if pool.tokens is not None]
+    def full_pools(self, *, is_sharded: bool) -> list[Sourced]:
+        """The count of each rank's pool of full attention: the largest of several, else that of its first line."""
+        found = [_counts(rank) for rank in self._ranks.values() if rank.pools]
+        return [counts[0] if is_sharded else max(counts, key=_number) for counts in found if counts]
+
+    def other_pools(self, *, is_sharded: bool) -> list[Sourced]:
+        """The count of each rank's smaller pool, where its lines hold two counts."""
+        found = [] if is_sharded else [_counts(rank) for rank in self._ranks.values()]
+        return [min(counts, key=_number) for counts in found if len({one.value for one in counts}) > 1]
 
     def pool_counts(self) -> list[Sourced]:
         """The counts on all pool lines of all ranks."""
@@ -139,23 +149,51 @@ def _available(text: str, source: str) -> Sourced | None:
     return Sourced(float(match[1]), source) if match else None
 
 
-def target_and_draft(rank: Rank, pool_tokens: int | None, *, ways: int) -> tuple[Sourced | None, Sourced | None]:
-    """KV GiB of the target's pool and of the draft's, of one rank.
+def target_and_draft(
+    rank: Rank, pool_tokens: int | None, *, ways: int, is_sharded: bool
+) -> tuple[Sourced | None, Sourced | None]:
+    """KV GiB of the target's pools and of the draft's, of one rank.
 
-    The target's pool comes first. When the first line holds another count than the engine's final one (and not
-    its share under ``ways``-fold context parallelism) while a later line holds it, the order proves nothing and
-    both stay unknown."""
+    The target's pool comes first, and a draft's has as many tokens; a line with another count is another pool of the
+    target (sliding window, states), whose GiB are the target's too. Under ``ways``-fold context parallelism a rank's
+    line holds its share: where the first line is neither the engine's count nor that share while a later line holds
+    the count, the order proves nothing and both stay unknown."""
     pools = list(rank.pools)
     if rank.sliding_window is not None:
-        return rank.sliding_window, None
+        drafts = [pool for pool in pools[rank.pools_before_draft :] if pool.gib is not None]
+        return rank.sliding_window, _gib(drafts[0]) if drafts else None
     if not pools:
         return None, None
     first = pools[0]
+    if not is_sharded and len({pool.tokens for pool in pools if pool.tokens is not None}) > 1:
+        return _hybrid(pools)
     agrees = first.tokens is None or pool_tokens is None or first.tokens in (pool_tokens, pool_tokens // ways)
     if not agrees and any(pool.tokens == pool_tokens for pool in pools[1:]):
         return None, None
     drafts = [pool for pool in pools[1:] if pool.gib is not None]
     return _gib(first), _gib(drafts[0]) if drafts else None
+
+
+def _hybrid(pools: list[Pool]) -> tuple[Sourced | None, Sourced | None]:
+    """The first line of each count is of the target; one that repeats a count is of the draft."""
+    own: dict[int, Pool] = {}
+    drafts = []
+    for pool in pools:
+        if pool.tokens is None or pool.gib is None:
+            continue
+        if own.setdefault(pool.tokens, pool) is not pool:
+            drafts.append(pool)
+    total = round(sum(pool.gib or 0.0 for pool in own.values()), 4)
+    source = " + ".join(pool.source for pool in own.values())
+    return Sourced(total, source) if own else None, _gib(drafts[0]) if drafts else None
+
+
+def _counts(rank: Rank) -> list[Sourced]:
+    return [Sourced(pool.tokens, pool.source) for pool in rank.pools if pool.tokens is not None]
+
+
+def _number(value: Sourced) -> float:
+    return float(str(value.value))
 
 
 def _gib(pool: Pool) -> Sourced | None:

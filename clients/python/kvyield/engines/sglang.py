@@ -29,7 +29,7 @@ class SglangReader(StartReader):
         super().__init__("sglang", surroundings)
         self.ranks = Ranks()
         self.sizing = Sizing()
-        self.final_of: dict[str, str] = {}
+        self.final_of: dict[str, int] = {}
         self.last_time: dict[str, datetime] = {}
         self.args: Fields | None = None
         self.args_text = ""
@@ -44,8 +44,8 @@ class SglangReader(StartReader):
             return not self.started and not self.settled and (self.args is None or self._is_repeated(record))
         if self.settled and lines.BEGINS.search(text):
             return False
-        final = lines.FINAL.search(text)
-        if final and self.final_of.get(rank, final[1]) != final[1]:
+        final = lines.final(text)
+        if final and self.final_of.get(rank, final.tokens) != final.tokens:
             return False
         own, last = lines.own_time(text), self.last_time.get(rank)
         went_back = bool(own and last and (last - own).total_seconds() > BACKWARDS_SECONDS)
@@ -57,7 +57,8 @@ class SglangReader(StartReader):
 
     @property
     def _pool_known(self) -> bool:
-        return bool(self.sizing.finals or self.sizing.words) or any(rank.pool_begun for rank in self.ranks.all)
+        told = self.sizing.finals or self.sizing.words
+        return bool(told) or any(rank.pool_begun or rank.full_counts for rank in self.ranks.all)
 
     def feed(self, record: Record) -> None:
         """Take in one line."""
@@ -65,7 +66,7 @@ class SglangReader(StartReader):
         name = lines.rank_of(text)
         if own and len(self.last_time) < MOST_RANKS:
             self.last_time[name] = max(own, self.last_time.get(name, own))
-        ready = lines.FIRED_UP in text or "max_total_num_tokens=" in text
+        ready = lines.FIRED_UP in text or lines.final(text) is not None
         self.clock.see(record, own, opens=lines.ARGS.search(text) is not None, ready=ready)
         rank = self.ranks.of(name)
         results = [handle(self, record, rank) for needle, handle in _HANDLERS if needle in text]
@@ -129,14 +130,31 @@ class SglangReader(StartReader):
         return True
 
     def _read_sliding(self, record: Record, rank: Rank) -> bool:
-        return self.sizing.sliding(record, rank)
+        found = self.sizing.sliding(record, rank)
+        self.started = self.started or found
+        return found
+
+    def _read_device(self, record: Record, _rank: Rank) -> bool:
+        """What a framework sees of a GPU's memory, where nvidia-smi told nothing."""
+        match = lines.DEVICE.search(record.text)
+        if match:
+            self.measure("device_memory_gib", round(int(match[1]) / 1024, 4), source(record))
+        return match is not None
+
+    def _read_limit(self, record: Record, _rank: Rank) -> bool:
+        match = lines.LIMIT.search(record.text)
+        if match:
+            keep(self.sizing.limits, Sourced(int(match[1]), source(record)))
+        return match is not None
 
     def _read_mamba(self, record: Record, rank: Rank) -> bool:
         match = lines.MAMBA.search(record.text)
         if match:
             self.started = rank.pool_begun = True
             self.fact("mamba_slots", int(match[1]), source(record))
-            self.fact("mamba_cache_gib", round(float(match[2]) + float(match[3]), 4), source(record))
+            sizes = lines.MAMBA_SIZE.findall(record.text)
+            if sizes:
+                self.fact("mamba_cache_gib", round(sum(map(float, sizes)), 4), source(record))
             if self.args is None:
                 self.flag("max_mamba_cache_size", int(match[1]), source(record))
         return match is not None
@@ -163,7 +181,11 @@ class SglangReader(StartReader):
             self._unless_given("mem_fraction_static", fraction, record)
         return fraction is not None
 
-    def _read_sizing(self, record: Record, _rank: Rank) -> bool:
+    def _read_sizing(self, record: Record, rank: Rank) -> bool:
+        projected = lines.PROJECTED.search(record.text)
+        if projected:
+            keep(self.sizing.projected, Sourced(int(projected[1]), source(record)))
+        self.sizing.is_sharded = self.sizing.is_sharded or "DCP token sizing" in record.text
         exact, page = lines.EFFECTIVE.search(record.text), lines.SIZING_PAGE.search(record.text)
         if exact:
             keep(self.sizing.words, Sourced(int(exact[1]), source(record)))
@@ -171,7 +193,7 @@ class SglangReader(StartReader):
             self._unless_given("max_total_tokens", int(exact[2]), record)
         if page:
             self._unless_given("page_size", int(page[1]), record)
-        found = bool(exact or page) or self.sizing.state_model(record)
+        found = bool(exact or page) or self.sizing.state_model(record, rank)
         self.started = self.started or found
         return found
 
@@ -180,21 +202,32 @@ class SglangReader(StartReader):
             self.flag(name, value, source(record))
 
     def _read_final(self, record: Record, _rank: Rank) -> bool:
-        match = lines.FINAL.search(record.text)
-        if match is None:
+        final = lines.final(record.text)
+        if final is None:
             return self._read_short_final(record)
+        name = lines.rank_of(record.text)
         if len(self.final_of) < MOST_RANKS:
-            self.final_of[lines.rank_of(record.text)] = match[1]
-        keep(self.sizing.finals, Sourced(int(match[1]), source(record)))
-        if match[6] is not None:
-            keep(self.sizing.available, Sourced(float(match[6]), source(record)))
-        chunk = None if match[2] == "None" else int(match[2])
-        self.flag("chunked_prefill_size", chunk, source(record))
-        self.flag("max_running_requests", int(match[4]), source(record))
-        self.flag("context_length", int(match[5]), source(record))
+            self.final_of[name] = final.tokens
+        keep(self.sizing.finals, Sourced(final.tokens, source(record)))
+        if final.available_gib is not None:
+            keep(self.sizing.available, Sourced(final.available_gib, source(record)))
+        if "context_len" in final.flags:
+            self.flag("context_length", final.flags["context_len"], source(record))
+        for flag in ("chunked_prefill_size", "max_running_requests"):
+            if flag in final.flags:
+                self._resolved(flag, final.flags[flag], name, record)
         self.started = self.announced = True
         self.phase = "serving"
         return True
+
+    def _resolved(self, flag: str, value: int | None, rank: str, record: Record) -> None:
+        """A value as the engine resolved it is the flag's; with data parallelism a rank's share of it is not."""
+        ways = self.start.flags.get("dp_size")
+        is_share = "DP" in lines.dimensions(rank) or bool(ways and isinstance(ways.value, int) and ways.value > 1)
+        if is_share:
+            self.fact(f"{flag}_per_rank", value, source(record))
+        else:
+            self.flag(flag, value, source(record))
 
     def _read_short_final(self, record: Record) -> bool:
         match = lines.SHORT_FINAL.search(record.text)
@@ -256,14 +289,23 @@ class SglangReader(StartReader):
         before, after = self.sizing.base or (None, None)
         ways = self.start.flags.get("dcp_size")
         shards = ways.value if ways and isinstance(ways.value, int) and ways.value > 0 else 1
-        kv, draft = self.sizing.kv(self.ranks, ways=shards)
+        given = self.start.flags.get("max_total_tokens")
+        cap = given.value if given and isinstance(given.value, int) else None
+        uncapped = self.sizing.uncapped_tokens(self.ranks, cap)
+        kv, draft = self.sizing.kv(self.ranks, ways=shards, is_capped=uncapped is not None)
         self.take("pool_tokens", self.sizing.pool_tokens(self.ranks))
+        self.take("uncapped_pool_tokens", uncapped)
+        self.take("swa_pool_tokens", self.sizing.window_tokens(self.ranks))
+        self.take(
+            "longest_prompt_tokens", min(self.sizing.limits, key=lambda limit: int(str(limit.value)), default=None)
+        )
         self.take("free_before_load_gib", before or self.ranks.lowest(lambda rank: rank.before_load))
         self.take("free_after_load_gib", after or self.ranks.lowest(lambda rank: rank.after_load))
         self.take("free_at_pool_end_gib", self.ranks.lowest(lambda rank: rank.pool_end))
         if self.announced:
             self.take("free_at_ready_gib", self.sizing.free_at_ready(self.ranks, has_graphs=self.has_graphs))
         self.take("weights_gib", self.ranks.highest_sum(lambda rank: rank.weights, positive=True))
+        self.take("draft_weights_gib", self.ranks.highest_sum(lambda rank: rank.weights[1:], positive=True))
         self.take("graph_gib", self.ranks.highest_sum(lambda rank: rank.graphs))
         self.take("kv_cache_gib", kv)
         self.take("draft_kv_cache_gib", draft)
@@ -276,7 +318,10 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
     ("server_args=", SglangReader._read_args),
     ("Load weight ", SglangReader._read_load),
     ("KV ", SglangReader._read_pool),
-    ("SWAKVPool", SglangReader._read_sliding),
+    ("SWA", SglangReader._read_sliding),
+    ("swa", SglangReader._read_sliding),
+    ("maximum allowed length", SglangReader._read_limit),
+    ("mem_get_info", SglangReader._read_device),
     ("Mamba Cache", SglangReader._read_mamba),
     ("Memory pool end.", SglangReader._read_pool_end),
     ("Capture ", SglangReader._read_graph),
@@ -303,9 +348,11 @@ SGLANG = Engine(
     name="sglang",
     openers=(b"server_args=", b"Load weight begin"),
     ready=(b"fired up",),
+    late=(b"maximum allowed length",),
     hooks=(
         *(b"server_args=", b"SERVER_ARGS ", b"Load weight ", b"Init torch", b" Cache ", b"KV cache dtype", b"Capture "),
-        *(b"KV pool sizing", b"SWAKVPool", b"Memory pool end", b"memory calculation", b"Memory profiling"),
+        *(b"KV pool sizing", b"SWA", b"Memory pool end", b"memory calculation", b"Memory profiling", b"swa_"),
+        *(b"pool sizes", b"token sizing", b"mem_get_info"),
         *(b"max_total_num_tokens", b"fired up", b"backend by default", b"mem-fraction-static", b"prefill CUDA graph"),
         b"Decode batch",
     ),
