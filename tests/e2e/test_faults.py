@@ -16,7 +16,7 @@ from litestar.testing import TestClient
 from _postgres import PostgresCluster
 from api.samples import start
 from e2e.hosts import Hosts, assert_sound, ledger, numbered
-from e2e.running import Server
+from e2e.running import Server, command
 from kvyield_server.api import observations
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
@@ -104,6 +104,34 @@ def test_postgresql_that_is_stopped_started_and_cut_off(tmp_path: Path) -> None:
             cluster.disconnect(name)
         hosts.wait_for(20)
         assert_sound(server, hosts.stop(), hosts)
+        assert server.stop() == 0
+    finally:
+        cluster.close()
+
+
+@pytest.mark.slow
+def test_metrics_tell_that_postgresql_is_away(tmp_path: Path) -> None:
+    """A scrape with a token that was used before is answered while PostgreSQL is away, and says so until it is back."""
+    cluster = PostgresCluster()
+    try:
+        database = cluster.url(cluster.create_migrated())
+        made = command(tmp_path, "token", "create", "--database", database, "--name", "prometheus", "--role", "read")
+        server = Server(tmp_path, "--database", database)
+        headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
+
+        def is_up(wanted: bool) -> bool:
+            answer = httpx.get(f"{server.url}/metrics", headers=headers, timeout=30)
+            assert answer.status_code == 200
+            return f"kvyield_database_up {float(wanted)}" in answer.text
+
+        assert is_up(True)
+        cluster.stop()
+        assert is_up(False)
+        assert httpx.get(f"{server.url}/pairs", headers=headers, timeout=30).status_code == 503
+        assert httpx.get(f"{server.url}/metrics", headers={"Authorization": "Bearer x"}, timeout=30).status_code == 503
+        cluster.start()
+        assert eventually(lambda: is_up(True))
+        assert httpx.get(f"{server.url}/pairs", headers=headers, timeout=30).status_code == 200
         assert server.stop() == 0
     finally:
         cluster.close()
