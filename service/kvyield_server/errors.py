@@ -4,7 +4,7 @@ KvyieldError
 ├── NotFoundError            nothing has that id or name; ``nearest`` holds names that come close
 ├── AmbiguousError           several things match; ``matches`` lists them
 ├── ConflictError            the write contradicts what is stored
-├── InvalidError             the input cannot be meant; ``errors`` holds a pointer and a sentence each
+├── InvalidError             the input is not valid; ``errors`` holds a pointer and a sentence each
 ├── UnauthenticatedError     no token, or one that is unknown, expired or revoked
 ├── ForbiddenError           the token's role does not allow this
 └── StorageUnavailableError  the database cannot be reached, is locked or is full; try again later
@@ -58,7 +58,7 @@ class ConflictError(KvyieldError):
 
 
 class InvalidError(KvyieldError):
-    """The input cannot be meant. ``errors`` holds (JSON pointer, sentence) for each thing that is wrong."""
+    """The input is not valid. ``errors`` holds a JSON pointer and a sentence for each thing that is wrong."""
 
     code = "invalid"
     title = "Invalid"

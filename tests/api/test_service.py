@@ -145,7 +145,29 @@ def test_every_route_is_documented(document: dict[str, Any]) -> None:
     assert len(operations) > 25
     for operation in operations.values():
         assert list(operation["responses"]["default"]["content"]) == ["application/problem+json"]
-        assert "400" not in operation["responses"]
+        for status in ("400", "422", "500"):
+            response = operation["responses"].get(status)
+            assert response is None or list(response["content"]) == ["application/problem+json"]
+
+
+def test_operations_say_what_they_do_and_answer(document: dict[str, Any]) -> None:
+    """Each has a name of its own, a short summary, a description that names the roles, and a sentence per status; what
+    needs a token declares 401, 403 and 503, what takes a body its refusals, what takes an id 404."""
+    operations = [(path, op) for path, item in document["paths"].items() for op in item.values()]
+    names = [op["operationId"] for _, op in operations]
+    assert len(names) == len(set(names))
+    for path, operation in operations:
+        declared, expected = set(operation["responses"]), {"500", "default"}
+        expected |= {"401", "403", "503"} if "security" in operation else set()
+        expected |= {"400", "408", "413", "415", "422"} if "requestBody" in operation else set()
+        expected |= {"404"} if "{" in path else set()
+        assert expected <= declared, path
+        assert 10 < len(operation["summary"]) < 120
+        assert "`" * 2 not in operation["description"]
+        assert ("For tokens of the role" in operation["description"]) == ("security" in operation)
+        assert all(len(response["description"]) > 5 for response in operation["responses"].values())
+        headers = {"201": "Location", "304": "ETag", "401": "WWW-Authenticate", "503": "Retry-After"}
+        assert all(headers[it] in operation["responses"][it]["headers"] for it in declared & headers.keys())
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from typing import Any
 from bench.run import KEPT, ROOT, scripts
 
 PAGE = ROOT / "docs" / "benchmarks.md"
-PACKAGES = ("litestar", "msgspec", "numpy", "scipy", "sqlalchemy", "psycopg", "uvicorn", "uvloop", "httptools")
+PACKAGES = ("litestar", "msgspec", "numpy", "scipy", "sqlalchemy", "psycopg", "uvicorn", "uvloop", "h11")
 HEAD = """# Benchmarks
 
 This page is written by `make benchmarks-page` from what the benchmarks printed; nothing on it is typed by hand.

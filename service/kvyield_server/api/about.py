@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from inspect import getdoc
 from typing import Any
 
 from litestar import Request, get, head
@@ -12,7 +11,7 @@ from litestar.response import Redirect
 from msgspec import Struct
 
 from kvyield_server import __version__
-from kvyield_server.api.problems import STATUS_BY_KIND
+from kvyield_server.api.problems import STATUS_BY_KIND, meaning_of, responses_of
 from kvyield_server.errors import KvyieldError, NotFoundError
 
 PAGES = "/ui"
@@ -61,7 +60,7 @@ async def list_problems() -> list[ProblemKindOut]:
     return [_kind(kind, status) for kind, status in STATUS_BY_KIND.items()]
 
 
-@get("/problems/{code:str}", operation_id="get_problem")
+@get("/problems/{code:str}", operation_id="get_problem", responses=responses_of(NotFoundError))
 async def get_problem(code: FromPath[str]) -> ProblemKindOut:
     """Say what one kind of problem means."""
     for kind, status in STATUS_BY_KIND.items():
@@ -78,7 +77,4 @@ async def openapi(request: Request[Any, Any, Any]) -> dict[str, Any]:
 
 
 def _kind(kind: type[KvyieldError], status: int) -> ProblemKindOut:
-    meaning = " ".join((getdoc(kind) or "").split())
-    if kind is KvyieldError:
-        meaning = "Something went wrong in the service, not in the request; its log holds it by the request id."
-    return ProblemKindOut(type=f"/problems/{kind.code}", title=kind.title, status=status, meaning=meaning)
+    return ProblemKindOut(type=f"/problems/{kind.code}", title=kind.title, status=status, meaning=meaning_of(kind))

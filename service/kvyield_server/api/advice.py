@@ -10,9 +10,10 @@ from litestar.di import NamedDependency
 from litestar.params import FromPath, JSONBody
 
 from kvyield_server.api.auth import ASKERS, POSTERS, READERS, actor_of, bound_to
-from kvyield_server.api.problems import raise_faults
+from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
 from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.domain.answers import Advice
+from kvyield_server.errors import AmbiguousError, ConflictError, NotFoundError
 from kvyield_server.schemas.predictions import PredictionsIn, PredictionsOut, prediction_out, predictions_faults
 from kvyield_server.schemas.recommendations import (
     AdviceOut,
@@ -38,8 +39,10 @@ from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
 from kvyield_server.usecases.settle import settle_by
 
+WHICH_PAIR = responses_of(NotFoundError, AmbiguousError)
 
-@post("/predictions", operation_id="post_predictions", guards=[ASKERS], status_code=200)
+
+@post("/predictions", operation_id="post_predictions", guards=[ASKERS], status_code=200, responses=WHICH_PAIR)
 async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[PredictionsIn]) -> PredictionsOut:
     """Predict pool and free memory for sets of flags, in the order given."""
     raise_faults(predictions_faults(data))
@@ -52,7 +55,7 @@ async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[Predi
     return await services.read(work)
 
 
-@get("/recommend", operation_id="get_recommend", guards=[ASKERS])
+@get("/recommend", operation_id="get_recommend", guards=[ASKERS], responses=WHICH_PAIR)
 async def get_recommend(
     request: Request[Any, Any, Any], parameters: NamedDependency[RecommendQuery]
 ) -> AdviceOut | Response[str]:
@@ -67,7 +70,13 @@ async def get_recommend(
     return _text(advice, parameters.format) if parameters.format else advice_out(advice, subject.pair_id)
 
 
-@post("/recommendations", operation_id="post_recommendation", guards=[ASKERS])
+@post(
+    "/recommendations",
+    operation_id="post_recommendation",
+    guards=[ASKERS],
+    responses=WHICH_PAIR,
+    response_headers=[LOCATION],
+)
 async def post_recommendation(
     request: Request[Any, Any, Any], data: JSONBody[RecommendationIn]
 ) -> Response[RecommendationOut]:
@@ -86,6 +95,7 @@ async def post_recommendation(
     "/recommendations/{recommendation_id:uuid}",
     operation_id="get_recommendation",
     guards=[READERS],
+    responses=responses_of(NotFoundError),
 )
 async def get_recommendation(
     request: Request[Any, Any, Any], recommendation_id: FromPath[UUID], parameters: NamedDependency[FormatQuery]
@@ -106,6 +116,7 @@ async def get_recommendation(
     "/recommendations/{recommendation_id:uuid}/settlement",
     operation_id="post_settlement",
     guards=[POSTERS],
+    responses=responses_of(NotFoundError, ConflictError),
     status_code=200,
 )
 async def post_settlement(

@@ -13,6 +13,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from kvyield_server import __version__
 from kvyield_server.api.auth import ASKERS
+from kvyield_server.api.problems import responses_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.errors import MigrationNeededError, StorageUnavailableError
 
@@ -38,7 +39,7 @@ async def live(request: Request[Any, Any, Any]) -> HealthOut:
     return HealthOut(status="live", version=__version__, queue_depth=services_of(request).storage.queue_depth)
 
 
-@route("/health/ready", http_method=_LOOKS, operation_id=_by_method)
+@route("/health/ready", http_method=_LOOKS, operation_id=_by_method, responses=responses_of(MigrationNeededError))
 async def ready(request: Request[Any, Any, Any]) -> HealthOut:
     """Say that the database answers, takes writes again if the last one failed, and has the schema that this version
     needs; 503 when not."""

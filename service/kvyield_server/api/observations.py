@@ -12,8 +12,9 @@ from litestar.params import FromPath, JSONBody
 
 from kvyield_server.api.auth import MANAGERS, POSTERS, READERS, actor_of, bound_to, token_id_of
 from kvyield_server.api.pagination import key_of, page_of, where_of
-from kvyield_server.api.problems import raise_faults
+from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
 from kvyield_server.api.services import services_of, utc_now
+from kvyield_server.errors import ConflictError, NotFoundError
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.observations import (
     ObservationIn,
@@ -38,7 +39,13 @@ from kvyield_server.usecases.verify import verify
 AGAIN = {200: ResponseSpec(ObservationOut, generate_examples=False, description="It was stored before.")}
 
 
-@post("/observations", operation_id="post_observation", guards=[POSTERS], responses=AGAIN)
+@post(
+    "/observations",
+    operation_id="post_observation",
+    guards=[POSTERS],
+    responses=AGAIN | responses_of(ConflictError),
+    response_headers=[LOCATION],
+)
 async def post_observation(request: Request[Any, Any, Any], data: JSONBody[ObservationIn]) -> Response[ObservationOut]:
     """Record one engine start; the same id or the same content again answers 200 with what is stored."""
     services, now = services_of(request), utc_now()
@@ -66,7 +73,12 @@ async def list_observations(
     return await services_of(request).read(work)
 
 
-@get("/observations/{observation_id:uuid}", operation_id="get_observation", guards=[READERS])
+@get(
+    "/observations/{observation_id:uuid}",
+    operation_id="get_observation",
+    guards=[READERS],
+    responses=responses_of(NotFoundError),
+)
 async def get_observation(request: Request[Any, Any, Any], observation_id: FromPath[UUID]) -> ObservationOut:
     """Return one observation."""
     token_id = bound_to(request)
@@ -83,7 +95,8 @@ async def get_observation(request: Request[Any, Any, Any], observation_id: FromP
     "/observations/{observation_id:uuid}/verifications",
     operation_id="post_verification",
     guards=[POSTERS],
-    responses=AGAIN,
+    responses=AGAIN | responses_of(NotFoundError, ConflictError),
+    response_headers=[LOCATION],
 )
 async def post_verification(
     request: Request[Any, Any, Any], observation_id: FromPath[UUID], data: JSONBody[VerificationIn]
@@ -104,6 +117,7 @@ async def post_verification(
     "/observations/{observation_id:uuid}/retraction",
     operation_id="post_retraction",
     guards=[MANAGERS],
+    responses=responses_of(NotFoundError),
     status_code=200,
 )
 async def post_retraction(

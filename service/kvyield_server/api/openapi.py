@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
+from inspect import getdoc
 from typing import Any
 
 import msgspec
@@ -13,10 +15,37 @@ from litestar.routes import HTTPRoute
 
 from kvyield_server import __version__
 from kvyield_server.api.auth import Allows
+from kvyield_server.api.problems import (
+    MalformedError,
+    TooLargeError,
+    TooSlowError,
+    UnsupportedMediaError,
+    responses_of,
+)
+from kvyield_server.errors import (
+    ForbiddenError,
+    InvalidError,
+    KvyieldError,
+    StorageUnavailableError,
+    UnauthenticatedError,
+)
 from kvyield_server.schemas.observations import ObservationIn
 from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE, Problem
 
 _REF = "#/components/schemas/{name}"
+_PROBLEM = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}}
+_HEADERS = {
+    "401": {"WWW-Authenticate": 'Always `Bearer realm="kvyield"`.'},
+    "503": {"Retry-After": "Seconds after which to send the same request again."},
+}
+_TAGGED = {
+    "ETag": {"description": "Names this answer; send it as `If-None-Match` to get 304 while the answer is the same."},
+    "Cache-Control": {"description": "Always `private, no-cache`: ask again each time."},
+}
+_DESCRIPTIONS = {  # what the framework says by default
+    "Request fulfilled, document follows": "The answer.",
+    "Document created, URL follows": "It is stored.",
+}
 _SECURITY = {"type": "http", "scheme": "bearer", "description": "kvyield-server token create --role ingest|read|admin"}
 
 
@@ -44,17 +73,49 @@ def document(api: Router) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], handler: HTTPRouteHandler) -> None:
-    problem = {PROBLEM_MEDIA_TYPE: {"schema": {"$ref": _REF.format(name="Problem")}}}
+    text = " ".join((getdoc(handler.fn) or "").split()).replace("``", "`")
+    operation["summary"], operation["description"] = re.split(r"[.;:](?: |$)", text)[0], text
     operation["responses"].pop("400", None)
-    operation["responses"]["default"] = {"description": "A problem (RFC 9457).", "content": problem}
     for media in operation["responses"].get("200", {}).get("content", {}).values():
         media["schema"] = media["schema"].get("oneOf", [media["schema"]])[0]  # the others are texts and redirections
     if query := _query_of(handler):
         operation["parameters"] = [*operation.get("parameters", []), *_parameters(query)]
         if "format" in query.__struct_fields__:
             operation["responses"]["200"]["content"]["text/plain"] = {"schema": {"type": "string"}}
+    for guard in handler.resolve_guards():
+        if isinstance(guard, Allows):
+            operation["security"] = [{"bearer": []}, {}]
+            operation["description"] += f" For tokens of the role {' or '.join(sorted(guard.roles))}."
+    for status, response in _common_problems(handler, has_parameters="parameters" in operation).items():
+        operation["responses"].setdefault(status, response)
+    if "GET" in handler.http_methods and "application/json" in operation["responses"]["200"].get("content", {}):
+        operation["responses"]["304"] = {"description": "The caller has the answer already: `If-None-Match` names it."}
+        for status in ("200", "304"):
+            operation["responses"][status]["headers"] = _TAGGED
+    _declare_headers(operation["responses"])
+    operation["responses"]["default"] = {"description": "A problem (RFC 9457).", "content": _PROBLEM}
+
+
+def _common_problems(handler: HTTPRouteHandler, *, has_parameters: bool) -> dict[str, Any]:
+    """Return the problems that a handler answers with by what it asks for, not by what it does."""
+    kinds: set[type[KvyieldError]] = {KvyieldError}
     if any(isinstance(guard, Allows) for guard in handler.resolve_guards()):
-        operation["security"] = [{"bearer": []}, {}]
+        kinds |= {UnauthenticatedError, ForbiddenError, StorageUnavailableError}
+    if handler.parsed_data_field is not None:
+        kinds |= {MalformedError, TooSlowError, TooLargeError, UnsupportedMediaError, InvalidError}
+    if has_parameters:
+        kinds |= {InvalidError}
+    specs = responses_of(*kinds)
+    return {str(status): {"description": it.description, "content": _PROBLEM} for status, it in specs.items()}
+
+
+def _declare_headers(responses: dict[str, Any]) -> None:
+    """Add the headers that middleware and error handlers set."""
+    for status, response in responses.items():
+        response["description"] = _DESCRIPTIONS.get(response["description"], response["description"])
+        own = {name: {"description": text} for name, text in _HEADERS.get(status, {}).items()}
+        headers = {**response.get("headers", {}), **own}
+        response["headers"] = {name: {"schema": {"type": "string"}, **header} for name, header in headers.items()}
 
 
 def _query_of(handler: HTTPRouteHandler) -> type[msgspec.Struct] | None:

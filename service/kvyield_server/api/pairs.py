@@ -11,13 +11,17 @@ from litestar.params import FromPath
 
 from kvyield_server.api.auth import READERS, bound_to
 from kvyield_server.api.pagination import key_of, page_of
+from kvyield_server.api.problems import responses_of
 from kvyield_server.api.services import services_of
+from kvyield_server.errors import NotFoundError
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.paging import PairsQuery
 from kvyield_server.schemas.pairs import CurveOut, CurveQuery, FitsOut, PairOut, curve_out, fits_out, pair_out
 from kvyield_server.usecases.browse import pairs_page, readable_pair
 from kvyield_server.usecases.curve import curve
 from kvyield_server.usecases.ports import UnitOfWork
+
+UNKNOWN = responses_of(NotFoundError)
 
 
 @get("/pairs", operation_id="list_pairs", guards=[READERS])
@@ -31,14 +35,14 @@ async def list_pairs(request: Request[Any, Any, Any], parameters: NamedDependenc
     return await services_of(request).read(work)
 
 
-@get("/pairs/{pair_id:uuid}", operation_id="get_pair", guards=[READERS])
+@get("/pairs/{pair_id:uuid}", operation_id="get_pair", guards=[READERS], responses=UNKNOWN)
 async def get_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> PairOut:
     """Return one pair."""
     token_id = bound_to(request)
     return await services_of(request).read(lambda uow: pair_out(readable_pair(uow, pair_id, token_id)))
 
 
-@get("/pairs/{pair_id:uuid}/fits", operation_id="get_fits", guards=[READERS])
+@get("/pairs/{pair_id:uuid}/fits", operation_id="get_fits", guards=[READERS], responses=UNKNOWN)
 async def get_fits(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> FitsOut:
     """Return the fits of a pair: one per deployment, with the evidence used and set aside."""
     services, token_id = services_of(request), bound_to(request)
@@ -51,7 +55,7 @@ async def get_fits(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> 
     return await services_of(request).read(work)
 
 
-@get("/pairs/{pair_id:uuid}/curve", operation_id="get_curve", guards=[READERS])
+@get("/pairs/{pair_id:uuid}/curve", operation_id="get_curve", guards=[READERS], responses=UNKNOWN)
 async def get_curve(
     request: Request[Any, Any, Any], pair_id: FromPath[UUID], parameters: NamedDependency[CurveQuery]
 ) -> CurveOut:

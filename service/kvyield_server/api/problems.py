@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import getdoc
 from typing import Any, ClassVar
 from urllib.parse import quote
 
 import structlog
 from litestar import Request, Response
+from litestar.datastructures import ResponseHeader
 from litestar.exceptions import (
     ClientException,
     HTTPException,
@@ -16,6 +18,7 @@ from litestar.exceptions import (
     NotFoundException,
     ValidationException,
 )
+from litestar.openapi.datastructures import ResponseSpec
 from litestar.routes import HTTPRoute
 from litestar.types import ExceptionHandlersMap
 
@@ -96,6 +99,28 @@ STATUS_BY_KIND: dict[type[KvyieldError], int] = {
     StorageUnavailableError: 503,
     MigrationNeededError: 503,
 }
+
+
+LOCATION = ResponseHeader(name="Location", documentation_only=True, description="The address of what is stored.")
+
+
+def meaning_of(kind: type[KvyieldError]) -> str:
+    """Return what a kind of problem means, in a sentence or two."""
+    if kind is KvyieldError:
+        return "Something went wrong in the service, not in the request; its log holds it by the request id."
+    return " ".join((getdoc(kind) or "").split()).replace("``", "`")
+
+
+def responses_of(*kinds: type[KvyieldError]) -> dict[int, ResponseSpec]:
+    """Return how problems are documented, by status."""
+    found: dict[int, ResponseSpec] = {}
+    for status in sorted({STATUS_BY_KIND[kind] for kind in kinds}):
+        here = [kind for kind in STATUS_BY_KIND if kind in kinds and STATUS_BY_KIND[kind] == status]
+        meanings = [f"{kind.title}: {meaning_of(kind)}" for kind in here]
+        found[status] = ResponseSpec(
+            Problem, description=" ".join(meanings), media_type=PROBLEM_MEDIA_TYPE, generate_examples=False
+        )
+    return found
 
 
 @dataclass(frozen=True, slots=True)
