@@ -47,11 +47,15 @@ def test_a_token_file_that_cannot_be_read_is_no_reason_to_lose_what_was_observed
     assert load_settings(environment=environment, token="kv-1").token_fault is None
 
 
-def test_a_configuration_that_is_named_has_to_be_there(tmp_path: Path) -> None:
-    """``KVYIELD_CONFIG`` that leads nowhere is an error, not silence; no file at the usual place is none."""
-    with pytest.raises(ConfigError, match="KVYIELD_CONFIG names /no/such"):
-        load_settings(environment={"KVYIELD_CONFIG": "/no/such.toml", "HOME": str(tmp_path)})
+def test_a_configuration_that_is_named_and_not_there_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``KVYIELD_CONFIG`` that leads nowhere is named on standard error; no file at the usual place is no word."""
+    missing = {"KVYIELD_CONFIG": "/no/such.toml", "HOME": str(tmp_path)}
+    assert load_settings(environment=missing).url == DEFAULT_URL
+    assert "KVYIELD_CONFIG names /no/such.toml, which does not exist" in capsys.readouterr().err
     assert load_settings(environment={"HOME": str(tmp_path)}).url == DEFAULT_URL
+    assert capsys.readouterr().err == ""
 
 
 def test_the_token_is_not_printed(tmp_path: Path) -> None:

@@ -130,12 +130,12 @@ def _token_of(file: Path) -> tuple[tuple[str, str | None], str | None]:
 
 
 def _read_file(path: Path, *, is_named: bool) -> _File:
-    """The configuration; none when there is no file, unless ``KVYIELD_CONFIG`` names it."""
+    """The configuration; defaults when there is no file, which is said when ``KVYIELD_CONFIG`` names it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if is_named:
-            raise ConfigError(f"KVYIELD_CONFIG names {path}, which does not exist") from None
+            sys.stderr.write(f"kvyield: KVYIELD_CONFIG names {path}, which does not exist: the defaults hold\n")
         return _File()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from None
