@@ -23,6 +23,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -129,13 +130,19 @@ def _token_of(file: Path) -> tuple[tuple[str, str | None], str | None]:
         return (str(file), None), f"the token file {file} cannot be read: {error}"
 
 
+@cache
+def _say_missing(path: Path) -> None:
+    """Once per process, however often settings are read."""
+    sys.stderr.write(f"kvyield: KVYIELD_CONFIG names {path}, which does not exist: the defaults hold\n")
+
+
 def _read_file(path: Path, *, is_named: bool) -> _File:
     """The configuration; defaults when there is no file, which is said when ``KVYIELD_CONFIG`` names it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         if is_named:
-            sys.stderr.write(f"kvyield: KVYIELD_CONFIG names {path}, which does not exist: the defaults hold\n")
+            _say_missing(path)
         return _File()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"the configuration {path} cannot be read: {error}") from None

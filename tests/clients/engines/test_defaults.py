@@ -20,7 +20,15 @@ def start_of(version: str, args: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("version", "fraction"),
-    [("0.8.5", 0.9), ("0.9.2", 0.9), ("0.20.0", 0.92), ("0.33.0.post1", 0.92), ("0.33.0rc1", 0.92)],
+    [
+        ("0.8.5", 0.9),
+        ("0.9.2", 0.9),
+        ("0.12.0", 0.9),
+        ("0.19.0", 0.9),
+        ("0.20.0", 0.92),
+        ("0.33.0.post1", 0.92),
+        ("0.33.0rc1", 0.92),
+    ],
 )
 def test_a_fraction_that_was_not_given_is_the_versions_own(version, fraction):
     """vLLM prints the arguments that were given; the fraction that was not is the version's default, and says so."""
@@ -33,7 +41,8 @@ def test_a_fraction_that_was_not_given_is_the_versions_own(version, fraction):
 
 
 @pytest.mark.parametrize(
-    ("version", "args"), [("0.12.0", "{'model': 'm'}"), ("dev", "{}"), ("0.20.0", "{'model': 'm', 'gpu")]
+    ("version", "args"),
+    [("0.19.1rc1.dev17+gd2d649e67", "{'model': 'm'}"), ("dev", "{}"), ("0.20.0", "{'model': 'm', 'gpu")],
 )
 def test_a_default_that_is_not_known_stays_absent(version, args):
     """Between versions that were read, without a version, or with arguments cut off, there is no fraction."""

@@ -206,3 +206,11 @@ def test_nothing_that_answers_like_an_engine_is_an_error():
     """Without a log and without an engine's answer there is no start."""
     with pytest.raises(ValueError, match="nothing that this address answers"):
         read_endpoints(answering({}))
+
+
+def test_a_data_parallel_ranks_share_of_requests_is_not_the_flag():
+    """Each rank tells how many requests it takes; the flag is what was given for all of them."""
+    states = [{"effective_max_running_requests_per_dp": 8, "memory_usage": {"token_capacity": 186368}}] * 8
+    info = ARGS | {"max_running_requests": 64, "dp_size": 8, "internal_states": states}
+    start = read_endpoints(answering({"/server_info": info}))
+    assert start.flags["max_running_requests"].value == 64

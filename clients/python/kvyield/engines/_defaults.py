@@ -12,7 +12,7 @@ from kvyield.engines._start import Scalar
 _Version = tuple[int, int, int]
 _NEWEST: _Version = (0, 33, 999)
 _VLLM: tuple[tuple[str, _Version, _Version, Scalar], ...] = (
-    ("gpu_memory_utilization", (0, 1, 0), (0, 9, 2), 0.9),
+    ("gpu_memory_utilization", (0, 1, 0), (0, 19, 0), 0.9),  # raised by vllm-project/vllm#38284, after 0.19.0
     ("gpu_memory_utilization", (0, 20, 0), _NEWEST, 0.92),
     ("num_gpu_blocks_override", (0, 4, 1), _NEWEST, None),
     ("kv_cache_memory_bytes", (0, 20, 0), _NEWEST, None),

@@ -76,7 +76,7 @@ class Found:
 def sglang_info(info: Mapping[str, object], where: str, found: Found) -> None:
     """``/server_info`` of any era: arguments at the top, each data-parallel rank's state in ``internal_states``."""
     states = [state for state in _list(info.get("internal_states")) if isinstance(state, dict)]
-    _effective_requests(states, where, found)
+    _effective_requests(info, states, where, found)
     for name, value in info.items():
         if name in SGLANG_FLAGS:
             found.flag(name, value, f"{where}, {name}")
@@ -90,10 +90,12 @@ def sglang_info(info: Mapping[str, object], where: str, found: Found) -> None:
     found.fact("model_revision", info.get("revision"), f"{where}, revision")
 
 
-def _effective_requests(states: list[dict[str, object]], where: str, found: Found) -> None:
+def _effective_requests(info: Mapping[str, object], states: list[dict[str, object]], where: str, found: Found) -> None:
+    """The requests that the scheduler takes; of several data-parallel ranks each tells its share, which is no flag."""
     name = "effective_max_running_requests_per_dp"
     values = [value for state in states if isinstance(value := state.get(name), int)]
-    if values:
+    ranks = info.get("dp_size")
+    if values and not (isinstance(ranks, int) and ranks > 1):
         found.flag("max_running_requests", min(values), f"{where}, {name}")
 
 
