@@ -43,13 +43,19 @@ def main() -> None:
 @main.command()
 @click.option("--host", metavar="ADDRESS", help="Address to listen on (KVYIELD_HOST, 127.0.0.1)")
 @click.option("--port", type=int, help="Port to listen on; 0 takes a free one (KVYIELD_PORT, 8321)")
+@click.option(
+    "--socket",
+    "socket_path",
+    type=click.Path(path_type=Path),
+    help="Serve a Unix socket of this name instead, until standard input ends: for kvyield --local",
+)
 @DATABASE
 @click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), help="(KVYIELD_LOG_LEVEL, info)")
-def serve(**given: Any) -> None:
+def serve(socket_path: Path | None, **given: Any) -> None:
     """Serve the API and the pages until told to stop; what is queued is written first."""
     from kvyield_server.serving import run
 
-    run(settings_from(**given))
+    run(settings_from(**given), socket_path)
 
 
 @main.command("settings")

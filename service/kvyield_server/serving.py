@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Thread
 
 import structlog
 import uvicorn
@@ -19,19 +23,22 @@ SECONDS_TO_FINISH = 20
 BACKLOG = 2048
 
 
-def run(settings: Settings) -> None:
+def run(settings: Settings, socket_path: Path | None = None) -> None:
     """Serve until a signal; then finish running requests, drain the writer and return.
+
+    With ``socket_path`` a Unix socket of that name is served instead of an address, for whoever holds the other end of
+    standard input: when that is closed the service stops, so that it never outlives the command that started it.
 
     Raises:
         KvyieldError: the address is taken, not ours, or may not be served without tokens; the database is not usable.
     """
     configure_logs(settings.log_level)
-    listener = _listener(settings.host, settings.port)
-    with listener:
+    with ExitStack() as stack:
+        listener = None if socket_path else stack.enter_context(_listener(settings.host, settings.port))
         app = EarlyAnswers(create_app(settings), settings.body_seconds)
-        port = listener.getsockname()[1]
         config = uvicorn.Config(
             app,
+            uds=str(socket_path) if socket_path else None,
             loop="uvloop",
             http=http_protocol(settings.body_seconds),
             ws="none",
@@ -46,10 +53,17 @@ def run(settings: Settings) -> None:
         # raises again after an orderly stop must leave the exit status at 0.
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, server.handle_exit)
-        structlog.get_logger("kvyield").info(
-            "serving", url=f"http://{settings.host}:{port}", database=without_password(settings.database)
-        )
-        server.run(sockets=[listener])
+        url = f"http://{settings.host}:{listener.getsockname()[1]}" if listener else f"unix:{socket_path}"
+        structlog.get_logger("kvyield").info("serving", url=url, database=without_password(settings.database))
+        if listener is None:
+            Thread(target=_stop_with_parent, args=(server,), daemon=True).start()
+        server.run(sockets=[listener] if listener else None)
+
+
+def _stop_with_parent(server: uvicorn.Server) -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    server.should_exit = True
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -46,7 +46,7 @@ def test_import_survives_whatever_one_file_does(
 def test_a_killed_reader_costs_its_own_file_only(tmp_path: Path) -> None:
     """When reading processes die, the files are read one by one and only the deadly one is named."""
     files = [tmp_path / name for name in ("a.log", "deadly.log", "z.log")]
-    readings = list(importing._readings(files, _deadly_reader.read, 2))
+    readings = list(importing.readings_of(files, _deadly_reader.read, 2))
     assert [bool(reading.notes) for reading in readings] == [False, True, False]
     assert "was killed" in readings[1].notes[0]
 

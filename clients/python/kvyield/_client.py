@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -333,6 +334,11 @@ class AsyncClient(AsyncApi):
                     yield chunk
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise self._base.translated(error) from error
+
+
+def unix_transport(path: Path) -> httpx.BaseTransport:
+    """A way to a service on a Unix socket."""
+    return httpx.HTTPTransport(uds=str(path))
 
 
 @dataclass(frozen=True)

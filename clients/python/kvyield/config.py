@@ -33,6 +33,8 @@ import msgspec
 from kvyield._errors import ConfigError
 
 DEFAULT_URL = "http://127.0.0.1:8321"
+LOCAL = "local"
+"""The address of the embedded ledger: a service of this host's own, for the length of a command."""
 _Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -60,7 +62,8 @@ class Settings:
     """What the client works with. ``sources`` tells where url, token and spool came from, for ``doctor``.
 
     ``token_fault`` says why a token file could not be read: it is raised when the service is asked, not before what was
-    observed is on disk. ``timeout_seconds`` replaces the bounds of the service's answers.
+    observed is on disk. ``timeout_seconds`` replaces the bounds of the service's answers. ``ledger`` is the embedded
+    ledger's folder when no service is meant; it has a spool of its own: what waits for a service does not go there.
     """
 
     url: str
@@ -70,6 +73,7 @@ class Settings:
     sources: Mapping[str, str] = field(default_factory=dict)
     timeout_seconds: float | None = None
     token_fault: str | None = None
+    ledger: Path | None = None
 
     def __repr__(self) -> str:
         return f"Settings(url={self.url!r}, token={'set' if self.token else None}, spool={str(self.spool)!r})"
@@ -102,14 +106,18 @@ def load_settings(
         "token": given,
         "spool": _first(("KVYIELD_SPOOL", environment.get("KVYIELD_SPOOL")), (path, stored.spool)),
     }
+    is_local = found["url"][1] == LOCAL
+    ledger = _data(environment) / "kvyield" if is_local else None
+    spool = Path(found["spool"][1]).expanduser() if found["spool"][1] else _default_spool(environment)
     return Settings(
         url=found["url"][1] or DEFAULT_URL,
-        token=found["token"][1],
-        spool=Path(found["spool"][1]).expanduser() if found["spool"][1] else _default_spool(environment),
+        token=None if is_local else found["token"][1],
+        spool=ledger / "spool" if ledger else spool,
+        ledger=ledger,
         facts=msgspec.to_builtins(stored.facts),
         sources={name: source for name, (source, _) in found.items()},
         timeout_seconds=timeout_seconds or stored.timeout_seconds,
-        token_fault=fault,
+        token_fault=None if is_local else fault,
     )
 
 
@@ -120,6 +128,11 @@ def _first(*candidates: tuple[str | Path, str | None]) -> tuple[str, str | None]
 def _default_spool(environment: Mapping[str, str]) -> Path:
     state = environment.get("XDG_STATE_HOME") or Path(environment.get("HOME") or Path.home()) / ".local" / "state"
     return Path(state) / "kvyield" / "spool"
+
+
+def _data(environment: Mapping[str, str]) -> Path:
+    home = Path(environment.get("HOME") or Path.home())
+    return Path(environment.get("XDG_DATA_HOME") or home / ".local" / "share")
 
 
 def _token_of(file: Path) -> tuple[tuple[str, str | None], str | None]:

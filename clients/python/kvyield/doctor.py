@@ -31,6 +31,8 @@ class Check:
 def check_settings(settings: Settings) -> Iterator[Check]:
     """Where the settings come from, and whether others can read the file that holds the token."""
     yield Check("settings", "ok", f"url from {settings.sources['url']}, spool {settings.spool}")
+    if settings.ledger is not None:
+        return
     if settings.token_fault:
         yield Check("token file", "fail", settings.token_fault, "correct token_file in the configuration file")
         return
@@ -44,6 +46,9 @@ def check_service(settings: Settings) -> Iterator[Check]:
     from kvyield._client import Client
     from kvyield._transfer import Limits
 
+    if settings.ledger is not None:
+        yield _check_ledger(settings.ledger)
+        return
     seconds = settings.timeout_seconds or DEADLINE_SECONDS
     limits = Limits(total_seconds=seconds, read_seconds=seconds, retries=0, until=time.monotonic() + seconds)
     try:
@@ -56,6 +61,18 @@ def check_service(settings: Settings) -> Iterator[Check]:
             yield from _check_token(client, settings)
     except KvyieldError as error:
         yield Check("service", "fail", str(error), "give --url, KVYIELD_URL, or url in the configuration file")
+
+
+def _check_ledger(folder: Path) -> Check:
+    from kvyield._transfer import Limits
+    from kvyield.local import local_service
+
+    try:
+        with local_service(folder).client(Limits()) as client:
+            client.health()
+    except KvyieldError as error:
+        return Check("local ledger", "fail", str(error), "or name a service with KVYIELD_URL")
+    return Check("local ledger", "ok", f"{folder} can be used; every command is allowed")
 
 
 def _check_token(client: Client, settings: Settings) -> Iterator[Check]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +55,19 @@ def read_export(path: Path) -> Iterator[Line]:
                     yield _line(number, text)
     except _PARTIAL as error:
         raise SourceError(f"{path} cannot be read to its end: {error}") from None
+
+
+def lines_of(chunks: Iterable[bytes]) -> Iterator[Line]:
+    """The lines of an export as a service streams it."""
+    rest, number = b"", 0
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        for text in whole:
+            number += 1
+            if text.strip():
+                yield _line(number, text)
+    if rest.strip():
+        yield _line(number + 1, rest)
 
 
 def _opened(path: Path) -> IO[bytes]:

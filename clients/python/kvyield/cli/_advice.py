@@ -40,11 +40,9 @@ def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
 
 def headline_of(advice: _wire.Recommendation) -> str:
     """The service's own headline; from one that makes none, the status in words."""
-    return (
-        advice.headline.text
-        if advice.headline and advice.headline.text
-        else HEADLINES.get(advice.status, advice.status)
-    )
+    told = advice.headline.text if advice.headline else ""
+    is_estimate = advice.basis is not None and not advice.basis.observation_ids
+    return told or ("an estimate: " if is_estimate else "") + HEADLINES.get(advice.status, advice.status)
 
 
 def _facts(advice: _wire.Recommendation, target_tokens: int) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import click
 
 from kvyield._errors import ConfigError
-from kvyield.config import Settings, load_settings
+from kvyield.config import LOCAL, Settings, load_settings
 
 if TYPE_CHECKING:
     from kvyield._client import Client
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 ANSWER_SECONDS = 10.0
+SERVICE_OPTIONS = ("url", "token", "is_local", "service_timeout")
 ENGINES = ("sglang", "vllm", "tensorrt-llm", "lmdeploy")
 _COUNT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([km]?)")
 _OFFSET = re.compile(r"([+-])([01]?\d|2[0-3]):?([0-5]\d)?")
@@ -63,7 +64,7 @@ def time_zone(text: str) -> tzinfo:
 
 
 def service_options(function: Function) -> Function:
-    """``--url``, ``--token`` and ``--timeout``."""
+    """``--url``, ``--token``, ``--local`` and ``--timeout``."""
     return _all([*_service(), _timeout("--timeout", "--service-timeout")], function)
 
 
@@ -72,10 +73,17 @@ def service_options_beside(function: Function) -> Function:
     return _all([*_service(), _timeout("--service-timeout")], function)
 
 
+def local_option(function: Function) -> Function:
+    """``--local``."""
+    told = "A ledger of this host's own instead of a service, as with KVYIELD_URL=local; needs kvyield[local]."
+    return _all([click.option("--local", "is_local", is_flag=True, help=told)], function)
+
+
 def _service() -> list[Callable[[Any], Any]]:
     return [
         click.option("--url", help="The service.  [default: KVYIELD_URL, config file, http://127.0.0.1:8321]"),
         click.option("--token", help="Its token; KVYIELD_TOKEN is better, since other users can see options."),
+        local_option,
     ]
 
 
@@ -136,7 +144,8 @@ def fact_options(function: Function) -> Function:
 
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Settings with the command line on top."""
-    return load_settings(url=given.get("url"), token=given.get("token"), timeout_seconds=given.get("service_timeout"))
+    url = LOCAL if given.get("is_local") else given.get("url")
+    return load_settings(url=url, token=given.get("token"), timeout_seconds=given.get("service_timeout"))
 
 
 def client_of(settings: Settings, *, total_seconds: float = ANSWER_SECONDS, is_one_question: bool = False) -> Client:
@@ -148,9 +157,14 @@ def client_of(settings: Settings, *, total_seconds: float = ANSWER_SECONDS, is_o
     from kvyield._transfer import Limits
 
     seconds = settings.timeout_seconds or total_seconds
+    service = None
+    if settings.ledger is not None:
+        from kvyield.local import local_service
+
+        service = local_service(settings.ledger)
     until = time.monotonic() + seconds if is_one_question else None
     limits = Limits(total_seconds=seconds, read_seconds=seconds, until=until)
-    return Client(settings.url, settings.token, limits=limits)
+    return service.client(limits) if service else Client(settings.url, settings.token, limits=limits)
 
 
 def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source | None:

@@ -12,7 +12,7 @@ import msgspec
 
 from kvyield._names import loose
 from kvyield.cli._asking import MOST_PAIRS
-from kvyield.cli._options import ENGINES, client_of, service_options, settings_of
+from kvyield.cli._options import ENGINES, SERVICE_OPTIONS, client_of, service_options, settings_of
 from kvyield.cli._run import say
 from kvyield.cli._tables import gib, moment, table, tokens
 
@@ -49,7 +49,7 @@ _HEADINGS = (
 @service_options
 def history(limit: int, as_json: bool, **given: Any) -> None:
     """Show the ledger, newest start first."""
-    filters = {name: value for name, value in given.items() if name not in ("url", "token", "service_timeout")}
+    filters = {name: value for name, value in given.items() if name not in SERVICE_OPTIONS}
     with client_of(settings_of(given)) as client:
         starts = _starts(client, filters, limit) or _starts(client, _as_stored(client, filters), limit)
     if as_json:

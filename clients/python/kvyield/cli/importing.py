@@ -20,7 +20,7 @@ import msgspec
 
 from kvyield._errors import IncompleteError, InvalidError, KvyieldError, RefusedError, SourceError
 from kvyield.cli._options import client_of, extras_of, fact_options, service_options, settings_of, size_option
-from kvyield.cli._run import DONE, FAILED, REFUSED, say
+from kvyield.cli._run import DONE, FAILED, REFUSED, UNREACHABLE, say
 from kvyield.cli._tables import elided, table
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     too: its observations with their verifications, and with an admin's token its retractions.
     """
     from kvyield._bounded import MOST_BYTES
-    from kvyield.exports import is_export
+    from kvyield.exports import is_export, read_export
     from kvyield.intake import read_file
     from kvyield.sources import expand
 
@@ -84,20 +84,20 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     files = [path for path in paths if path not in exports]
     extras, zone = extras_of(given, settings, {}), given.get("timezone")
     read = partial(read_file, extras=extras, engine=given["engine"], most_bytes=most_bytes, zone=zone)
-    readings = _readings(files, read, given["jobs"])
-    tally = _Tally(as_json=given["as_json"])
+    readings = readings_of(files, read, given["jobs"])
+    tally = Tally(as_json=given["as_json"])
     if given["dry_run"]:
         for reading in _with_progress(readings, len(files)):
             tally.take(reading)
         for path in exports:
-            list(tally.lines(path))
+            list(tally.lines(str(path), read_export(path)))
     else:
         _post_all(_with_progress(readings, len(files)), exports, settings, tally)
     tally.show(is_dry=given["dry_run"])
     ctx.exit(tally.exit_code(given["spooled_exit_code"], is_dry=given["dry_run"]))
 
 
-def _readings(files: Sequence[Path], read: Read, jobs: int | None) -> Iterator[Reading]:
+def readings_of(files: Sequence[Path], read: Read, jobs: int | None) -> Iterator[Reading]:
     size = sum(file.stat().st_size for file in files if file.is_file())
     count = min(jobs or os.cpu_count() or 1, len(files))
     if count == 1 or (jobs is None and size < WORTH_A_PROCESS_BYTES):
@@ -144,7 +144,8 @@ def _with_progress(readings: Iterator[Reading], total: int) -> Iterator[Reading]
     yield from track(readings, "reading logs", total=total, console=Console(stderr=True), transient=True)
 
 
-def _post_all(readings: Iterator[Reading], exports: Sequence[Path], settings: Settings, tally: _Tally) -> None:
+def _post_all(readings: Iterator[Reading], exports: Sequence[Path], settings: Settings, tally: Tally) -> None:
+    from kvyield.exports import read_export
     from kvyield.spool import Spool
 
     waiting: list[tuple[str, _wire.Observation]] = []
@@ -158,12 +159,24 @@ def _post_all(readings: Iterator[Reading], exports: Sequence[Path], settings: Se
         if waiting:
             _post(waiting, spool, client, tally)
         for path in exports:
-            lines = tally.lines(path)
-            while batch := list(islice(lines, BATCH)):
-                _post_export(path, batch, spool, client, tally)
+            _post_lines(str(path), read_export(path), spool, client, tally)
 
 
-def _post_export(path: Path, lines: Sequence[Line], spool: Spool, client: Client, tally: _Tally) -> None:
+def post_lines(name: str, lines: Iterator[Line], spool: Spool, client: Client) -> int:
+    """Posts the lines of an export, says what became of them, and returns the exit code."""
+    tally = Tally(as_json=False)
+    _post_lines(name, lines, spool, client, tally)
+    tally.show(is_dry=False)
+    return tally.exit_code(UNREACHABLE, is_dry=False)
+
+
+def _post_lines(name: str, lines: Iterator[Line], spool: Spool, client: Client, tally: Tally) -> None:
+    whole = tally.lines(name, lines)
+    while batch := list(islice(whole, BATCH)):
+        _post_export(name, batch, spool, client, tally)
+
+
+def _post_export(name: str, lines: Sequence[Line], spool: Spool, client: Client, tally: Tally) -> None:
     """Posts lines of an export; one that settles a recommendation that this ledger does not have is posted without."""
     from kvyield.delivery import deliver_batch
 
@@ -174,9 +187,9 @@ def _post_export(path: Path, lines: Sequence[Line], spool: Spool, client: Client
             bare = msgspec.structs.replace(delivery.observation, recommendation_id=None)
             deliveries[index] = deliver_batch([bare], spool, client)[0]
     for line, delivery in zip(lines, deliveries, strict=True):
-        tally.settle(str(path), delivery)
+        tally.settle(name, delivery)
         if line.retraction is not None and delivery.fate in ("stored", "known", "spooled"):
-            _retract(path, line, delivery, client, tally)
+            _retract(name, line, delivery, client, tally)
 
 
 def _names_unknown_advice(delivery: Delivery) -> bool:
@@ -184,21 +197,21 @@ def _names_unknown_advice(delivery: Delivery) -> bool:
     return bool(faults) and all(fault.pointer == "/recommendation_id" for fault in faults)
 
 
-def _retract(path: Path, line: Line, delivery: Delivery, client: Client, tally: _Tally) -> None:
+def _retract(name: str, line: Line, delivery: Delivery, client: Client, tally: Tally) -> None:
     """Carries a retraction over; where that is not allowed the line is named: its start counts as evidence now."""
-    where = f"{path}:{line.number}: {delivery.stored_id or delivery.observation.id}"
+    where = f"{name}:{line.number}: {delivery.stored_id or delivery.observation.id}"
     try:
         if delivery.stored_id is None:
             raise IncompleteError("it waits in the spool", ())
         if client.observation(delivery.stored_id).retracted_at is None:
             client.retract(delivery.stored_id, line.retraction or "retracted where it was exported")
-        tally.count(str(path), "retracted")
+        tally.count(name, "retracted")
     except KvyieldError as error:
         say(f"kvyield: {where} is retracted in the export, and counts as evidence here: not retracted: {error}")
-        tally.count(str(path), "refused" if isinstance(error, RefusedError) else "lost")
+        tally.count(name, "refused" if isinstance(error, RefusedError) else "lost")
 
 
-def _post(waiting: Sequence[tuple[str, _wire.Observation]], spool: Spool, client: Client, tally: _Tally) -> None:
+def _post(waiting: Sequence[tuple[str, _wire.Observation]], spool: Spool, client: Client, tally: Tally) -> None:
     from kvyield.delivery import deliver_batch
 
     names = [name for name, _ in waiting]
@@ -211,7 +224,7 @@ def _row(name: str, count: Counter[str], fates: Sequence[str]) -> tuple[str, ...
     return (shown, *(f"{count[fate]:,}" if count[fate] else "-" for fate in fates))
 
 
-class _Tally:
+class Tally:
     """Counts per file: starts, and what became of each."""
 
     def __init__(self, *, as_json: bool) -> None:
@@ -242,19 +255,17 @@ class _Tally:
             self._lacking[str(error)].append(name)
             return []
 
-    def lines(self, path: Path) -> Iterator[Line]:
+    def lines(self, name: str, lines: Iterator[Line]) -> Iterator[Line]:
         """The lines of an export that can be posted; the others are counted, and each is named with its reason."""
-        from kvyield.exports import read_export
-
-        count = self._counts.setdefault(str(path), Counter())
+        count = self._counts.setdefault(name, Counter())
         try:
-            for line in read_export(path):
+            for line in lines:
                 if line.observation is None:
                     count["refused"] += 1
-                    say(f"kvyield: {path}:{line.number} {line.fault}")
+                    say(f"kvyield: {name}:{line.number} {line.fault}")
                     continue
                 count["starts"] += 1
-                self._leave_out(str(path), line.unknown)
+                self._leave_out(name, line.unknown)
                 if self._as_json:
                     click.echo(msgspec.json.encode(line.observation))
                 yield line
@@ -281,8 +292,14 @@ class _Tally:
                 say(f"kvyield: {name}: {delivery.fate}: {delivery.reason}")
             self._said[said] += 1
 
-    def show(self, *, is_dry: bool) -> None:
-        """The table, to standard error when standard output holds JSON."""
+    def summary(self) -> str:
+        """What became of all, in one line."""
+        total = sum(self._counts.values(), Counter())
+        counts = ", ".join(f"{total[fate]:,} {fate}" for fate in FATES if total[fate])
+        return f"{len(self._counts):,} log(s): {counts or 'no start'}"
+
+    def say_lacks(self, *, is_dry: bool) -> None:
+        """Say once what starts lack, with the files that hold them."""
         for lack, names in self._lacking.items():
             files = list(dict.fromkeys(names))
             which = ", ".join(files[:MOST_NAMED]) + (
@@ -290,6 +307,10 @@ class _Tally:
             )
             verb = "could not be" if is_dry else "were not"
             say(f"kvyield: {len(names)} start(s) {verb} posted: {lack}: {which}")
+
+    def show(self, *, is_dry: bool) -> None:
+        """What starts lack, then the table unless standard output holds JSON."""
+        self.say_lacks(is_dry=is_dry)
         if self._as_json:
             return
         total = sum(self._counts.values(), Counter())

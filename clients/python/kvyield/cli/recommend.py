@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from kvyield import _wire
     from kvyield._client import Client
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 QUESTION = (
     "target_tokens",
     "reply_tokens",
@@ -33,36 +35,49 @@ _REQUIRED = {"ok": ("ok",), "at_risk": ("ok", "at_risk")}
 FORMATS = ("systemd", "docker", "compose", "kubernetes", "args", "json")
 
 
+def question_options(function: Function) -> Function:
+    """What is asked for, and how the answer is printed."""
+    options = [
+        click.option(
+            "--target-tokens",
+            type=token_count(1),
+            required=True,
+            help="The longest prompt that must fit: 200000, 200_000, 200k or 1m (k = 1,000).",
+        ),
+        click.option("--reply-tokens", type=token_count(0), help="Tokens of the answer.  [default: 0]"),
+        click.option("--concurrent", type=click.IntRange(1), help="Such prompts at once.  [default: 1]"),
+        click.option("--max-running-requests", type=click.IntRange(1), help="Hold this flag."),
+        click.option(
+            "--confidence", type=click.FloatRange(0.5, 0.9999), help="Wanted of pool and memory each.  [default: 0.95]"
+        ),
+        click.option("--prompt-need-gib", type=click.FloatRange(0), help="Instead of the model's own prompt need."),
+        click.option("--kv-cache-dtype", help="Hold this flag."),
+        click.option("--chunked-prefill-size", type=int, help="Hold this flag."),
+        click.option(
+            "--prefer",
+            type=click.Choice(("keep", "headroom", "pool")),
+            help="What runs where it answers, else the nearest; or the smallest, or the largest fraction.  "
+            "[default: keep]",
+        ),
+        click.option("--format", "text_format", type=click.Choice(FORMATS), help="Print only this."),
+        click.option("--diff", "as_diff", is_flag=True, help="Print only how the running flags change."),
+        click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object on one line."),
+        click.option(
+            "--require",
+            type=click.Choice(tuple(_REQUIRED)),
+            help="Exit code 5 when the advice is worse.  [default: any]",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
 @click.command()
-@click.option(
-    "--target-tokens",
-    type=token_count(1),
-    required=True,
-    help="The longest prompt that must fit: 200000, 200_000, 200k or 1m (k = 1,000).",
-)
-@click.option("--reply-tokens", type=token_count(0), help="Tokens of the answer.  [default: 0]")
-@click.option("--concurrent", type=click.IntRange(1), help="Such prompts at once.  [default: 1]")
-@click.option("--max-running-requests", type=click.IntRange(1), help="Hold this flag.")
-@click.option(
-    "--confidence", type=click.FloatRange(0.5, 0.9999), help="Wanted of pool and memory each.  [default: 0.95]"
-)
-@click.option("--prompt-need-gib", type=click.FloatRange(0), help="Instead of the model's own prompt need.")
-@click.option("--kv-cache-dtype", help="Hold this flag.")
-@click.option("--chunked-prefill-size", type=int, help="Hold this flag.")
-@click.option(
-    "--prefer",
-    type=click.Choice(("keep", "headroom", "pool")),
-    help="What runs where it answers, else the nearest; or the smallest, or the largest fraction.  [default: keep]",
-)
+@question_options
 @click.option("--model-config", metavar="FILE", help="The model's config.json, for a model without any start.")
 @click.option("--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="With it: memory of one GPU.")
 @click.option("--store", is_flag=True, help="Keep the answer; `observe --recommendation ID` settles it.")
-@click.option("--format", "text_format", type=click.Choice(FORMATS), help="Print only this.")
-@click.option("--diff", "as_diff", is_flag=True, help="Print only how the running flags change, as a unified diff.")
-@click.option("--json", "as_json", is_flag=True, help="The answer as one JSON object on one line.")
-@click.option(
-    "--require", type=click.Choice(tuple(_REQUIRED)), help="Exit code 5 when the advice is worse.  [default: any]"
-)
 @selector_options
 @service_options
 @click.pass_context
@@ -74,17 +89,21 @@ def recommend(ctx: click.Context, /, **given: Any) -> None:
     """
     settings = settings_of(given)
     with client_of(settings, is_one_question=True) as client:
-        question = selection(client, settings, given) | {name: given[name] for name in QUESTION}
-        question = {name: value for name, value in question.items() if value is not None}
-        if (given["text_format"] or given["as_json"]) and given["as_diff"]:
-            raise click.UsageError("give --diff or a format, not both")
-        stored = _store(client, question, given) if given["model_config"] or given["store"] else None
-        status = _show(client, question, stored, given)
-    ctx.exit(BELOW if status not in _REQUIRED.get(given["require"], (status,)) else DONE)
+        ctx.exit(answer(client, selection(client, settings, given), given))
+
+
+def answer(client: Client, selector: Mapping[str, Any], given: Mapping[str, Any]) -> int:
+    """Asks about what was selected, prints the answer in the form that is wanted, and returns the exit code."""
+    if (given["text_format"] or given["as_json"]) and given["as_diff"]:
+        raise click.UsageError("give --diff or a format, not both")
+    question = {**selector, **{name: given[name] for name in QUESTION if given[name] is not None}}
+    stored = _store(client, question, given) if given["model_config"] or given["store"] else None
+    status = _show(client, question, stored, given)
+    return BELOW if status not in _REQUIRED.get(given["require"], (status,)) else DONE
 
 
 def _show(
-    client: Client, question: dict[str, Any], stored: _wire.StoredRecommendation | None, given: dict[str, Any]
+    client: Client, question: dict[str, Any], stored: _wire.StoredRecommendation | None, given: Mapping[str, Any]
 ) -> str:
     """Prints the answer in the form that was asked for and returns its status."""
     text_format = "json" if given["as_json"] else given["text_format"]
@@ -118,7 +137,7 @@ def _show_args(advice: _wire.Recommendation) -> None:
         say(f"kvyield: {advice.explanation}")
 
 
-def _store(client: Client, question: dict[str, Any], given: dict[str, Any]) -> _wire.StoredRecommendation:
+def _store(client: Client, question: dict[str, Any], given: Mapping[str, Any]) -> _wire.StoredRecommendation:
     """A question with the model's facts does not fit into an address, so it is stored too."""
     if given["model_config"]:
         from kvyield.modelconfig import read_model_config

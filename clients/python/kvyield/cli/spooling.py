@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
-from kvyield._errors import SpoolError
-from kvyield.cli._options import client_of, service_options, settings_of
+from kvyield._errors import ConfigError, SpoolError
+from kvyield.cli._options import client_of, local_option, service_options, settings_of
 from kvyield.cli._run import DONE, FAILED, REFUSED, exit_code, say
 from kvyield.cli._tables import moment, table
 
 if TYPE_CHECKING:
+    from kvyield.config import Settings
     from kvyield.spool import Item, Outcome, Spool
 
 LONGEST_PAUSE_SECONDS = 60.0
@@ -27,10 +28,11 @@ def spool() -> None:
 
 
 @spool.command("list")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def list_items(as_json: bool) -> None:
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
+@local_option
+def list_items(as_json: bool, **given: Any) -> None:
     """Show what waits, oldest first, then what was refused and why."""
-    items = _spool().items()
+    items = _spool(given).items()
     if as_json:
         for item in items:
             click.echo(msgspec.json.encode(_plain(item)))
@@ -47,11 +49,16 @@ def list_items(as_json: bool) -> None:
 @service_options
 @click.pass_context
 def send(ctx: click.Context, /, wait_seconds: float, with_refused: bool, **given: Any) -> None:
-    """Send what waits, oldest first. Exit code 4: the service is away; 1: it failed on an item."""
+    """Send what waits, oldest first. Exit code 4: the service is away; 1: it failed on an item.
+
+    With --local the starts of the local ledger are posted to the service that KVYIELD_URL names.
+    """
     from kvyield._replay import adding, posting
 
     settings = settings_of(given)
-    queue = _spool()
+    if settings.ledger is not None:
+        ctx.exit(_send_ledger(settings, given))
+    queue = _spool(given)
     if with_refused:
         say(f"kvyield: {queue.retry_refused()} refused item(s) are tried again")
     with client_of(settings) as client:
@@ -73,11 +80,12 @@ def send(ctx: click.Context, /, wait_seconds: float, with_refused: bool, **given
 @spool.command("drop")
 @click.argument("names", nargs=-1)
 @click.option("--refused", "all_refused", is_flag=True, help="All that were refused.")
-def drop(names: tuple[str, ...], all_refused: bool) -> None:
+@local_option
+def drop(names: tuple[str, ...], all_refused: bool, **given: Any) -> None:
     """Delete items by name (`kvyield spool list`), or all refused ones. What is deleted is lost."""
     if not names and not all_refused:
         raise click.UsageError("drop what? give names from `kvyield spool list`, or --refused")
-    queue = _spool()
+    queue = _spool(given)
     dropped = queue.drop_refused() if all_refused else 0
     for name in names:
         if not queue.drop(name):
@@ -103,10 +111,25 @@ def _send_until(send: Callable[[], Outcome], ends: float) -> Outcome:
     return outcome
 
 
-def _spool() -> Spool:
+def _spool(given: Mapping[str, Any]) -> Spool:
     from kvyield.spool import Spool
 
-    return Spool(settings_of({}).spool)
+    return Spool(settings_of(given).spool)
+
+
+def _send_ledger(settings: Settings, given: Mapping[str, Any]) -> int:
+    """Posts all starts of the local ledger, with their verifications and retractions, to the service."""
+    from kvyield.cli.importing import post_lines
+    from kvyield.config import LOCAL
+    from kvyield.exports import lines_of
+    from kvyield.spool import Spool
+
+    there = settings_of({**given, "is_local": False})
+    if there.url == LOCAL or there.sources["url"] == "default":
+        raise ConfigError("which service? KVYIELD_URL, --url or url in the configuration file names it")
+    with client_of(settings) as ledger, client_of(there, total_seconds=60.0) as service:
+        lines = lines_of(chunk for chunk in ledger.export())
+        return post_lines("the local ledger", lines, Spool(there.spool), service)
 
 
 def _row(item: Item) -> tuple[object, ...]:
