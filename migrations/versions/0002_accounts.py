@@ -25,6 +25,7 @@ DOCUMENTS = {
 
 def upgrade() -> None:
     add_columns()
+    create_alias()
     create_account()
     create_history()
     give_tokens_several_roles()
@@ -41,11 +42,21 @@ def add_columns() -> None:
     op.add_column("verification", sa.Column("answer", sa.String()))
 
 
+def create_alias() -> None:
+    op.create_table(
+        "alias",
+        sa.Column("id", sa.Uuid(), nullable=False),
+        sa.Column("observation_id", sa.Uuid(), nullable=False),
+        sa.ForeignKeyConstraint(["observation_id"], ["observation.id"], name=op.f("fk_alias_observation_id")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_alias")),
+    )
+    op.create_index(op.f("ix_alias_observation_id"), "alias", ["observation_id"])
+
+
 def create_account() -> None:
     op.create_table(
         "account",
         sa.Column("content_digest", sa.String(), nullable=False),
-        sa.Column("id", sa.Uuid(), nullable=False),
         sa.Column("observation_id", sa.Uuid(), nullable=False),
         sa.Column("received_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("token_id", sa.Uuid()),
@@ -55,7 +66,6 @@ def create_account() -> None:
         sa.ForeignKeyConstraint(["token_id"], ["api_token.id"], name=op.f("fk_account_token_id")),
         sa.PrimaryKeyConstraint("content_digest", name=op.f("pk_account")),
     )
-    op.create_index(op.f("ix_account_id"), "account", ["id"])
     op.create_index(op.f("ix_account_observation_id"), "account", ["observation_id"])
     op.create_index(op.f("ix_account_token_id"), "account", ["token_id"])
 
@@ -117,6 +127,7 @@ def downgrade() -> None:
     give_tokens_one_role()
     op.drop_table("history")
     op.drop_table("account")
+    op.drop_table("alias")
     op.drop_column("verification", "answer")
     op.drop_column("observation", "is_timed")
     op.drop_column("observation", "driver_memory_gib")

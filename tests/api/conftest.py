@@ -10,9 +10,10 @@ import structlog
 from litestar import Litestar
 from litestar.testing import TestClient
 
+from _storages import fresh_storage
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
+from kvyield_server.storage.uow import Storage
 
 Client = TestClient[Any]
 
@@ -24,13 +25,13 @@ def silent_logs() -> None:
 
 
 @pytest.fixture
-def storage() -> MemoryStorage:
+def storage() -> Storage:
     """An empty storage."""
-    return MemoryStorage()
+    return fresh_storage()
 
 
 @pytest.fixture
-def app(storage: MemoryStorage) -> Litestar:
+def app(storage: Storage) -> Litestar:
     """The application over that storage, without tokens."""
     return create_app(Settings(), storage)
 

@@ -18,7 +18,8 @@ from kvyield_server.api import auth, services, tokens
 from kvyield_server.app import create_app
 from kvyield_server.errors import ForbiddenError, StorageUnavailableError
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
+from _storages import fresh_storage
+from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.records import ApiToken, Role
 from kvyield_server.usecases.tokens import new_token
 
@@ -28,7 +29,7 @@ Header = dict[str, str]
 
 
 @pytest.fixture
-def login(storage: MemoryStorage) -> Callable[..., Header]:
+def login(storage: Storage) -> Callable[..., Header]:
     """Makes a token and returns the header that sends it."""
 
     def make(role: Role, *, name: str = "t", expires_at: datetime | None = FAR, revoked: bool = False) -> Header:
@@ -153,7 +154,7 @@ def test_an_ingest_token_settles_by_its_own_starts_only(client: Client, login: C
     assert client.post(way, json={"observation_id": own}, headers=mine).json()["observation_id"] == own
 
 
-def test_the_last_use_is_noted(client: Client, storage: MemoryStorage, login: Callable[..., Header]) -> None:
+def test_the_last_use_is_noted(client: Client, storage: Storage, login: Callable[..., Header]) -> None:
     """Using a token writes down when."""
     client.get("/pairs", headers=login(Role.READ))
     with storage.read() as uow:
@@ -161,7 +162,7 @@ def test_the_last_use_is_noted(client: Client, storage: MemoryStorage, login: Ca
     assert token.last_used_at is not None
 
 
-def test_the_text_of_a_token_is_nowhere(storage: MemoryStorage) -> None:
+def test_the_text_of_a_token_is_nowhere(storage: Storage) -> None:
     """Only a hash is kept."""
     token, text = new_token("t", [Role.READ], now=NOW, expires_at=None)
     assert text not in repr(token)
@@ -169,7 +170,7 @@ def test_the_text_of_a_token_is_nowhere(storage: MemoryStorage) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "gpu-01.example"])
-def test_other_addresses_need_a_token_to_start(storage: MemoryStorage, login: Callable[..., Header], host: str) -> None:
+def test_other_addresses_need_a_token_to_start(storage: Storage, login: Callable[..., Header], host: str) -> None:
     """Served beyond loopback the service refuses to start until a valid token exists."""
     login(Role.READ, revoked=True)
     with pytest.raises(ForbiddenError, match="token create"):
@@ -179,12 +180,12 @@ def test_other_addresses_need_a_token_to_start(storage: MemoryStorage, login: Ca
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_starts_without_tokens(storage: MemoryStorage, host: str) -> None:
+def test_loopback_starts_without_tokens(storage: Storage, host: str) -> None:
     """Every spelling of loopback is loopback."""
     assert isinstance(create_app(Settings(host=host), storage), Litestar)
 
 
-def test_retraction_says_who(client: Client, storage: MemoryStorage, login: Callable[..., Header]) -> None:
+def test_retraction_says_who(client: Client, storage: Storage, login: Callable[..., Header]) -> None:
     """The audit log names the token that retracted."""
     admin = login(Role.ADMIN, name="ann")
     client.post("/observations", json=start(), headers=admin)
@@ -200,7 +201,7 @@ def test_asking_needs_names(client: Client, login: Callable[..., Header]) -> Non
     assert answer.status_code == 404
 
 
-def test_one_token_with_two_roles_posts_and_asks(client: Client, storage: MemoryStorage) -> None:
+def test_one_token_with_two_roles_posts_and_asks(client: Client, storage: Storage) -> None:
     """A GPU host needs one token; it then reads what others posted too, and manages nothing."""
     token, text = new_token("host", [Role.INGEST, Role.READ], now=NOW, expires_at=FAR)
     other, others = new_token("other", [Role.INGEST], now=NOW, expires_at=FAR)
@@ -219,7 +220,7 @@ def test_one_token_with_two_roles_posts_and_asks(client: Client, storage: Memory
     assert "ingest, read; this needs admin" in answer.json()["detail"]
 
 
-class Failing(MemoryStorage):
+class Failing(Storage):
     """A storage whose database can go away, and come back."""
 
     is_away = False
@@ -301,7 +302,7 @@ def test_a_database_that_hangs_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
         assert "kvyield_database_up 1.0" in client.get("/metrics", headers=headers).text
 
 
-def test_remembered_tokens_are_bounded(storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_tokens_are_bounded(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tokens used longest ago are forgotten first."""
     monkeypatch.setattr(tokens, "MOST_KNOWN", 2)
     made = [new_token(f"t{number}", [Role.READ], now=NOW, expires_at=None) for number in range(3)]

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from litestar.testing import TestClient
 
+from _storages import fresh_storage
 from api.conftest import Client
 from api.samples import changed, start
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
 
 JSON = {"content-type": "application/json"}
 
@@ -21,7 +21,7 @@ JSON = {"content-type": "application/json"}
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """One client for all of this: nothing that is posted here is kept."""
-    with TestClient(create_app(Settings(), MemoryStorage())) as client:
+    with TestClient(create_app(Settings(), fresh_storage())) as client:
         yield client
 
 

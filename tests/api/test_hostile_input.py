@@ -20,7 +20,8 @@ from kvyield_server.api.request import LARGE_BODY_BYTES
 from kvyield_server.app import create_app
 from kvyield_server.schemas.strict import decode
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
+from _storages import fresh_storage
+from kvyield_server.storage.uow import Storage
 
 JSON = {"content-type": "application/json"}
 QUESTION: dict[str, Any] = {**NAMES, "target_tokens": 200_000}
@@ -45,7 +46,7 @@ def bad_batch(size: int) -> str:
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
     """One client for all of this: nothing that is posted here is kept."""
-    with TestClient(create_app(Settings(), MemoryStorage())) as client:
+    with TestClient(create_app(Settings(), fresh_storage())) as client:
         yield client
 
 

@@ -11,12 +11,12 @@ from api.conftest import Client
 from api.samples import start
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
+from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.tokens import create
 
 
 @pytest.fixture
-def client(storage: MemoryStorage) -> Iterator[Client]:
+def client(storage: Storage) -> Iterator[Client]:
     """A client that reaches the service at a loopback address."""
     with TestClient(create_app(Settings(), storage), base_url="http://127.0.0.1:8321") as client:
         yield client
@@ -55,7 +55,7 @@ def test_this_machine_is_answered_by_any_of_its_names(client: Client, host: str)
     assert client.get("/observations", headers={"host": host}).status_code == 200
 
 
-def test_with_tokens_the_token_decides(client: Client, storage: MemoryStorage) -> None:
+def test_with_tokens_the_token_decides(client: Client, storage: Storage) -> None:
     """Once a token exists, a proxy may pass any Host on: no page of another site knows the token."""
     _, text = create(storage, "reader", ["read"], "1d")
     headers = {"host": "kv.example", "authorization": f"Bearer {text}"}

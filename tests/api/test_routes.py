@@ -11,11 +11,12 @@ import pytest
 from litestar import Litestar
 from litestar.routes import HTTPRoute
 
+from _storages import fresh_storage
 from api.conftest import Client
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.storage.records import Role
+from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.values import utc_now
 from kvyield_server.usecases.tokens import new_token
 
@@ -64,7 +65,7 @@ def routes(app: Litestar) -> Iterator[Route]:
             yield from ((method, route.path_format) for method in route.methods if method != "OPTIONS")
 
 
-ALL = sorted(set(routes(create_app(Settings(), MemoryStorage()))))
+ALL = sorted(set(routes(create_app(Settings(), fresh_storage()))))
 API = [(method, path) for method, path in ALL if not path.startswith("/ui")]
 PAGES = [(method, path) for method, path in ALL if path.startswith("/ui") and "/static" not in path]
 
@@ -86,7 +87,7 @@ def test_every_route_says_who_may_call_it() -> None:
 
 
 @pytest.fixture
-def login(storage: MemoryStorage) -> Callable[[Role | None], dict[str, str]]:
+def login(storage: Storage) -> Callable[[Role | None], dict[str, str]]:
     """Make a token of a role, and one of another so that tokens are asked for; return what a caller sends."""
 
     def make(role: Role | None) -> dict[str, str]:

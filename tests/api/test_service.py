@@ -18,10 +18,11 @@ from kvyield_server.api.router import API
 from kvyield_server.app import create_app
 from kvyield_server.schemas import batch, observations, pairs, predictions, recommendations
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
+from _storages import fresh_storage
+from kvyield_server.storage.uow import Storage
 
 
-class Outdated(MemoryStorage):
+class Outdated(Storage):
     """A storage whose schema is of another version."""
 
     def migration_current(self) -> bool:
@@ -37,7 +38,7 @@ def test_a_healthy_service_says_so(client: Client, method: str, path: str) -> No
     assert bool(answer.content) == (method == "GET")
 
 
-def test_a_closed_database_is_not_ready_and_still_alive(client: Client, storage: MemoryStorage) -> None:
+def test_a_closed_database_is_not_ready_and_still_alive(client: Client, storage: Storage) -> None:
     """Readiness looks at the database, liveness does not; a caller is told to come again."""
     storage.close()
     ready = client.get("/health/ready")
@@ -84,7 +85,7 @@ def test_an_old_schema_is_not_ready() -> None:
 
 
 def test_an_unforeseen_error_tells_nothing_of_the_inside(
-    client: Client, storage: MemoryStorage, monkeypatch: pytest.MonkeyPatch
+    client: Client, storage: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A fault of ours is a 500 problem without its text or a traceback."""
 
@@ -130,7 +131,7 @@ def test_the_log_has_the_request_id_and_no_body(client: Client) -> None:
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
     """The OpenAPI document."""
-    with TestClient(create_app(Settings(), MemoryStorage())) as client:
+    with TestClient(create_app(Settings(), fresh_storage())) as client:
         answer: dict[str, Any] = client.get("/schema/openapi.json").json()
     return answer
 

@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from litestar.testing import TestClient
 
+from _storages import fresh_storage
 from api.samples import NAMES, VERIFICATION, start
 from kvyield import _calls, _wire
 from kvyield_server.app import create_app
 from kvyield_server.schemas import observations, predictions, recommendations, selectors
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
 
 PAIRS = [
     (_wire.Hardware, observations.HardwareIn),
@@ -88,7 +88,7 @@ ANSWERS: dict[str, Callable[[Any, str], Any]] = {
 @pytest.fixture(scope="module")
 def service() -> Iterator[tuple[TestClient[Any], str]]:
     """A service that knows the worked case, and the id of its pair."""
-    with TestClient(create_app(Settings(), MemoryStorage())) as client:
+    with TestClient(create_app(Settings(), fresh_storage())) as client:
         for number in (1, 2, 3):
             client.post("/observations", json=start(number))
         answer = client.post(f"/observations/{start(3)['id']}/verifications", json=VERIFICATION)
@@ -110,7 +110,7 @@ def test_problems_that_list_are_read_by_the_client(service: tuple[TestClient[Any
     client, _ = service
     none = client.get("/recommend", params={**ASKED, "gpu": "RTX"})
     assert msgspec.json.decode(none.content, type=_wire.Problem).nearest
-    client.post("/observations", json=start(id=None, model={"name": "kimi k2.6"}))
+    client.post("/observations", json=start(id=None, observed_at="2026-06-01T00:00:00Z", model={"name": "kimi k2.6"}))
     several = client.get("/recommend", params={**ASKED, "model": "KIMI-K2.6"})
     assert len(msgspec.json.decode(several.content, type=_wire.Problem).matches) == 2
 

@@ -16,7 +16,7 @@ from kvyield_server.errors import KvyieldError, MigrationNeededError
 from kvyield_server.storage import migrate, tables
 from kvyield_server.storage.connections import Use, database_url, engine_for
 from kvyield_server.storage.engine import open_storage
-from kvyield_server.storage.sql import SqlUnitOfWork
+from kvyield_server.storage.uow import UnitOfWork
 from storage.samples import recording, start
 
 HEADER = """
@@ -76,7 +76,7 @@ def fill(url: str) -> None:
     """Put one observation and its pair into a database."""
     engine = engine_for(database_url(url), Use.WRITE)
     with engine.begin() as connection:
-        recording(start())(SqlUnitOfWork(connection))
+        recording(start())(UnitOfWork(connection))
     engine.dispose()
 
 

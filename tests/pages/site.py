@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 import uvicorn
 
+from _storages import fresh_storage
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
 from kvyield_server.storage.engine import open_storage
-from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.storage.records import Role
 from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.tokens import new_token
@@ -58,7 +58,7 @@ class Site:
 @contextmanager
 def serving(database: str | None = None) -> Iterator[Site]:
     """Serve on a free port of the loopback address until the block ends, from memory unless a database is named."""
-    storage = open_storage(database) if database else MemoryStorage()
+    storage = open_storage(database) if database else fresh_storage()
     config = uvicorn.Config(create_app(Settings(), storage), port=0, log_config=None, access_log=False)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

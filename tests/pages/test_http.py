@@ -13,7 +13,8 @@ from litestar.testing import TestClient
 from kvyield_server.app import create_app
 from kvyield_server.pages.session import safe_next
 from kvyield_server.settings import Settings
-from kvyield_server.storage.memory import MemoryStorage
+from _storages import fresh_storage
+from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.records import Role
 from kvyield_server.usecases.tokens import new_token
 from pages.samples import MODEL, worked_case
@@ -22,12 +23,12 @@ Client = TestClient[Any]
 
 
 @pytest.fixture
-def storage() -> MemoryStorage:
-    return MemoryStorage()
+def storage() -> Storage:
+    return fresh_storage()
 
 
 @pytest.fixture
-def client(storage: MemoryStorage) -> Iterator[Client]:
+def client(storage: Storage) -> Iterator[Client]:
     with TestClient(create_app(Settings(), storage)) as client:
         client.follow_redirects = False
         for body in worked_case():
@@ -35,19 +36,19 @@ def client(storage: MemoryStorage) -> Iterator[Client]:
         yield client
 
 
-def token(storage: MemoryStorage, role: Role, days: float = 1) -> str:
+def token(storage: Storage, role: Role, days: float = 1) -> str:
     now = datetime.now(UTC)
     made, text = new_token("somebody", [role], now=now, expires_at=now + timedelta(days=days))
     storage.write(lambda unit: unit.tokens.add(made)).result()
     return text
 
 
-def pair(storage: MemoryStorage) -> str:
+def pair(storage: Storage) -> str:
     with storage.read() as unit:
         return str(next(name.id for name in unit.pairs.names() if name.model == MODEL))
 
 
-def newest(storage: MemoryStorage) -> str:
+def newest(storage: Storage) -> str:
     with storage.read() as unit:
         stored = next(name.id for name in unit.pairs.names())
         return str(unit.observations.of_pair(stored)[0].observation.id)
@@ -79,7 +80,7 @@ def test_pages_answer_who_asks_for_the_head_alone(client: Client, path: str) -> 
     assert client.head(path).status_code == 200
 
 
-def test_a_pair_opens_without_advice(client: Client, storage: MemoryStorage) -> None:
+def test_a_pair_opens_without_advice(client: Client, storage: Storage) -> None:
     """With no question asked nothing is there to restart with or to keep; a target in the address is a question."""
     opened = client.get(f"/ui/pairs/{pair(storage)}").text
     assert ("What runs now" in opened, "data-copy" in opened, "Keep in the log" in opened) == (True, False, False)
@@ -87,7 +88,7 @@ def test_a_pair_opens_without_advice(client: Client, storage: MemoryStorage) -> 
     assert client.head(f"/ui/pairs/{pair(storage)}").status_code == 200
 
 
-def test_what_runs_and_holds_the_target_comes_first(client: Client, storage: MemoryStorage) -> None:
+def test_what_runs_and_holds_the_target_comes_first(client: Client, storage: Storage) -> None:
     """When the running fraction is in the safe window no restart is needed, and a smaller fraction comes second."""
     text = client.get(f"/ui/pairs/{pair(storage)}?target_tokens=100000").text
     first = text.index("What runs now already holds this target: no restart is needed")
@@ -95,7 +96,7 @@ def test_what_runs_and_holds_the_target_comes_first(client: Client, storage: Mem
     assert "no restart is needed" not in client.get(f"/ui/pairs/{pair(storage)}?target_tokens=200000").text
 
 
-def test_words_are_those_of_the_glossary(client: Client, storage: MemoryStorage) -> None:
+def test_words_are_those_of_the_glossary(client: Client, storage: Storage) -> None:
     """The pages say lever, probability and predicted, and none of the words that mean the same."""
     text = client.get(f"/ui/pairs/{pair(storage)}?target_tokens=200000").text + client.get("/ui/advice").text
     assert "Levers, best first" in text
@@ -107,7 +108,7 @@ def test_pages_are_not_part_of_the_api(client: Client) -> None:
     assert not [path for path in client.get("/schema/openapi.json").json()["paths"] if path.startswith("/ui")]
 
 
-def test_unknown_things_are_a_page_of_their_own(client: Client, storage: MemoryStorage) -> None:
+def test_unknown_things_are_a_page_of_their_own(client: Client, storage: Storage) -> None:
     """An unknown id answers 404 as HTML with the request's id; so does a comparison of one start, as 422."""
     answer = client.get(f"/ui/pairs/{uuid4()}")
     assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
@@ -117,7 +118,7 @@ def test_unknown_things_are_a_page_of_their_own(client: Client, storage: MemoryS
         assert client.get(f"/ui/pairs/{pair(storage)}/compare{query}").status_code == 422
 
 
-def test_a_broken_filter_or_page_token_is_said(client: Client, storage: MemoryStorage) -> None:
+def test_a_broken_filter_or_page_token_is_said(client: Client, storage: Storage) -> None:
     """A filter that cannot be meant is said and hides nothing; a page token that nobody gave is a 422."""
     history = client.get(f"/ui/pairs/{pair(storage)}/history?outcome=bogus")
     assert (history.status_code, "No such filter" in history.text) == (200, True)
@@ -125,7 +126,7 @@ def test_a_broken_filter_or_page_token_is_said(client: Client, storage: MemorySt
     assert client.get(f"/ui/pairs/{pair(storage)}?page_token=bogus").status_code == 422
 
 
-def test_a_faulty_question_is_said_beside_its_field(client: Client, storage: MemoryStorage) -> None:
+def test_a_faulty_question_is_said_beside_its_field(client: Client, storage: Storage) -> None:
     """The fragment of a faulty form is a 422 that links to the field."""
     answer = client.get(f"/ui/pairs/{pair(storage)}/advice?target_tokens=many")
     assert answer.status_code == 422
@@ -135,7 +136,7 @@ def test_a_faulty_question_is_said_beside_its_field(client: Client, storage: Mem
 @pytest.mark.parametrize(
     "headers", [{"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"origin": "http://evil.example"}]
 )
-def test_forms_of_other_sites_are_refused(client: Client, storage: MemoryStorage, headers: dict[str, str]) -> None:
+def test_forms_of_other_sites_are_refused(client: Client, storage: Storage, headers: dict[str, str]) -> None:
     """Another site cannot retract, keep advice or sign somebody in, even while the service is open."""
     start = newest(storage)
     for path, data in (
@@ -149,7 +150,7 @@ def test_forms_of_other_sites_are_refused(client: Client, storage: MemoryStorage
         assert unit.recommendations.page(None, 1).items == ()
 
 
-def test_once_a_token_exists_pages_ask_for_one(client: Client, storage: MemoryStorage) -> None:
+def test_once_a_token_exists_pages_ask_for_one(client: Client, storage: Storage) -> None:
     """Without a session a page leads to the sign-in and back; a fragment tells the script to go there."""
     token(storage, Role.READ)
     answer = client.get("/ui/advice?page_token=x")
@@ -159,7 +160,7 @@ def test_once_a_token_exists_pages_ask_for_one(client: Client, storage: MemorySt
     assert (swap.status_code, swap.headers["hx-redirect"]) == (200, "/ui/sign-in")
 
 
-def test_the_session_cookie_is_out_of_reach(client: Client, storage: MemoryStorage) -> None:
+def test_the_session_cookie_is_out_of_reach(client: Client, storage: Storage) -> None:
     """No script reads the cookie, no other site's form sends it, it ends with its token, and sign-out drops it."""
     answer = client.post("/ui/sign-in", data={"token": token(storage, Role.READ), "next": "/ui/advice"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui/advice")
@@ -175,7 +176,7 @@ def test_the_session_cookie_is_out_of_reach(client: Client, storage: MemoryStora
 
 
 @pytest.mark.parametrize(("role", "status"), [(Role.READ, 403), (Role.ADMIN, 303)])
-def test_only_an_admin_may_retract(client: Client, storage: MemoryStorage, role: Role, status: int) -> None:
+def test_only_an_admin_may_retract(client: Client, storage: Storage, role: Role, status: int) -> None:
     """A read token sees no retraction form and is refused; an admin's retraction is kept."""
     start, text = newest(storage), token(storage, role)
     client.post("/ui/sign-in", data={"token": text})
@@ -184,7 +185,7 @@ def test_only_an_admin_may_retract(client: Client, storage: MemoryStorage, role:
 
 
 @pytest.mark.parametrize("reason", ["", "   ", "x" * 201])
-def test_a_retraction_needs_a_reason(client: Client, storage: MemoryStorage, reason: str) -> None:
+def test_a_retraction_needs_a_reason(client: Client, storage: Storage, reason: str) -> None:
     """Without a reason, or with a whole essay, nothing is retracted and the page says what is wanted."""
     answer = client.post(f"/ui/observations/{newest(storage)}/retraction", data={"reason": reason})
     assert (answer.status_code, "Say why" in answer.text) == (422, True)
@@ -192,7 +193,7 @@ def test_a_retraction_needs_a_reason(client: Client, storage: MemoryStorage, rea
 
 @pytest.mark.parametrize(("role", "days", "status"), [(Role.INGEST, 1, 403), (Role.READ, -1, 401), (None, 1, 401)])
 def test_a_token_that_opens_nothing_is_refused(
-    client: Client, storage: MemoryStorage, role: Role | None, days: float, status: int
+    client: Client, storage: Storage, role: Role | None, days: float, status: int
 ) -> None:
     """A host's token, an expired one and an unknown one do not sign in, and the form says why."""
     text = token(storage, role, days) if role else "kvy_unknown"
@@ -219,7 +220,7 @@ def test_signing_in_leads_to_our_own_pages_only(wanted: str | None, safe: str) -
     assert safe_next(wanted) == safe
 
 
-def test_a_pair_with_nothing_left_to_fit_still_has_a_page(client: Client, storage: MemoryStorage) -> None:
+def test_a_pair_with_nothing_left_to_fit_still_has_a_page(client: Client, storage: Storage) -> None:
     """When all starts are retracted the pair, its list entry and its history remain, without advice."""
     with storage.read() as unit:
         starts = [str(kept.observation.id) for kept in unit.observations.of_pair(next(iter(unit.pairs.names())).id)]
@@ -251,7 +252,7 @@ def test_a_static_file_that_cannot_be_is_not_there(client: Client, name: str) ->
     "wanted",
     ["/ui\r\nX: y", "/ui\n", "/ui\0", "/ui/\0", "/ui\u2028", "/uievil", "/ui/../../evil", "/ui/%2e%2E/evil", "/ui/a b"],
 )
-def test_signing_in_leads_to_our_own_pages_alone(client: Client, storage: MemoryStorage, wanted: str) -> None:
+def test_signing_in_leads_to_our_own_pages_alone(client: Client, storage: Storage, wanted: str) -> None:
     """A next that is no plain path at or below /ui leads to /ui."""
     form = {"token": token(storage, Role.READ), "next": wanted}
     answer = client.post("/ui/sign-in", data=form)
@@ -265,7 +266,7 @@ def test_signing_in_leads_back_to_the_page_that_was_asked_for(wanted: str) -> No
     assert safe_next(wanted) == wanted
 
 
-def test_a_pair_that_cannot_be_fitted_is_listed_beside_the_others(client: Client, storage: MemoryStorage) -> None:
+def test_a_pair_that_cannot_be_fitted_is_listed_beside_the_others(client: Client, storage: Storage) -> None:
     """The list of pairs answers, and says at that pair that it could not be fitted."""
     other = {**worked_case()[0], "id": None, "model": {"name": "other"}}
     assert client.post("/observations", json=other).status_code == 201

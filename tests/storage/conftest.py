@@ -1,4 +1,4 @@
-"""The storages under test: one suite, three databases."""
+"""The storages under test: one suite, two databases."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ def database_url(request: pytest.FixtureRequest) -> str:
     return url
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql"])
+@pytest.fixture(params=["sqlite", "postgresql"])
 def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
-    """A fresh storage, once in memory, once on a SQLite file and once on PostgreSQL."""
+    """A fresh storage, once on a SQLite file and once on PostgreSQL."""
     names = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}
-    url = request.getfixturevalue(names[request.param]) if request.param in names else "memory:"
-    opened = open_storage(url)
+    opened = open_storage(request.getfixturevalue(names[request.param]))
     yield opened
     opened.close()

@@ -43,7 +43,7 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.storage.records import StoredObservation, StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.storage.values import new_id
+from kvyield_server.storage.values import new_id, utc_now
 
 NOON = datetime(2026, 5, 30, 12, 0, 0, 123456, tzinfo=UTC)
 HARDWARE = Hardware(gpu="RTX PRO 6000", gpu_count=8)
@@ -135,26 +135,18 @@ def full_start() -> Observation:
 
 
 def recording(observation: Observation, digest: str | None = None, **options: Any) -> Callable[[UnitOfWork], UUID]:
-    """Return a job that records the observation as the service does and returns its pair's id."""
+    """Return a job that stores the observation as it is and returns its pair's id."""
 
     def job(unit: UnitOfWork) -> UUID:
         pair = unit.pairs.ensure(observation.hardware, observation.model)
-        unit.observations.add(observation, pair.id, digest or str(observation.id), **options)
+        stored = StoredObservation(
+            observation=observation,
+            pair_id=pair.id,
+            content_digest=digest or str(observation.id),
+            **{"received_at": utc_now(), **options},
+        )
+        unit.observations.add([stored], [pair])
         return pair.id
-
-    return job
-
-
-def posting(observation: Observation, digest: str) -> Callable[[UnitOfWork], StoredObservation]:
-    """Return a job that records the observation unless its content is stored, and returns what is stored."""
-
-    def job(unit: UnitOfWork) -> StoredObservation:
-        stored = unit.observations.by_digest(digest)
-        if stored is None:
-            recording(observation, digest)(unit)
-            stored = unit.observations.get(observation.id)
-        assert stored is not None
-        return stored
 
     return job
 

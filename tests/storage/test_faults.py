@@ -13,15 +13,14 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from sqlalchemy import Connection, create_engine, event
+from sqlalchemy import Connection, create_engine, event, select
 
 from _postgres import PostgresCluster
 from kvyield_server.errors import InvalidError, StorageUnavailableError
-from kvyield_server.storage import connections, migrate
+from kvyield_server.storage import connections, migrate, tables
 from kvyield_server.storage.connections import Use, engine_for
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter
-from kvyield_server.storage.sql import SqlStorage
 from kvyield_server.storage.uow import Storage
 from storage.samples import recording, start
 
@@ -104,14 +103,14 @@ def test_a_locked_file_is_unavailable_and_then_available(sqlite_url: str, monkey
 
 
 def test_a_lock_in_postgresql_is_waited_for_only_so_long(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that hangs while it holds the write lock makes others fail by name instead of hanging too."""
+    """A process that hangs while it holds a pair makes others fail by name instead of hanging too."""
     monkeypatch.setattr(connections, "LOCK_WAIT_SECONDS", 0.2)
     other = engine_for(connections.database_url(postgres_url), Use.WRITE)
     with opened(postgres_url) as storage:
-        with other.begin():
+        assert not fails(storage)
+        with other.begin() as connection:
+            connection.execute(select(tables.pair).with_for_update())
             assert fails(storage)
-            with pytest.raises(StorageUnavailableError):
-                storage.ping()
         storage.ping()
         assert not fails(storage)
     other.dispose()
@@ -128,7 +127,7 @@ def test_a_database_that_reached_its_limit_refuses_and_recovers(sqlite_url: str)
     def set_limit(connection: Connection) -> None:
         connection.exec_driver_sql(f"PRAGMA max_page_count = {limit[0]}")
 
-    with closing(SqlStorage(engine_for(parsed, Use.READ), writing)) as storage:
+    with closing(Storage(engine_for(parsed, Use.READ), writing)) as storage:
         acknowledged = fill(storage)
         limit[0] = 10_000
         assert not fails(storage)
@@ -291,7 +290,7 @@ def test_a_write_that_failed_is_tried_by_the_ping(sqlite_url: str) -> None:
         if is_full[0]:
             raise sqlite3.OperationalError("database or disk is full")
 
-    with closing(SqlStorage(engine_for(parsed, Use.READ), writing)) as storage:
+    with closing(Storage(engine_for(parsed, Use.READ), writing)) as storage:
         is_full[0] = True
         storage.ping()
         assert fails(storage)

@@ -57,7 +57,7 @@ def test_an_observation_comes_back_as_it_was(storage: Storage, make: Callable[[]
     )
     assert get(storage, observation) == expected
     with storage.read() as unit:
-        assert unit.observations.by_digest("digest") == expected
+        assert unit.observations.rows_of_digests(["digest", "other"]) == {"digest": observation.id}
         assert unit.observations.page(ObservationFilter(), None, 1).items == (expected,)
 
 
@@ -65,7 +65,7 @@ def test_unknown_observations_are_none(storage: Storage) -> None:
     """Looking for what is not there answers None."""
     with storage.read() as unit:
         assert unit.observations.get(new_id()) is None
-        assert unit.observations.by_digest("none") is None
+        assert unit.observations.rows_of_digests(["none"]) == {}
 
 
 def test_an_id_is_stored_once(storage: Storage) -> None:
@@ -89,7 +89,8 @@ def test_a_content_is_stored_once(storage: Storage) -> None:
 
 def test_an_observation_needs_its_pair(storage: Storage) -> None:
     """An observation of a pair that is not stored is refused."""
-    future = storage.write(lambda unit: unit.observations.add(start(), new_id(), "digest"))
+    orphan = StoredObservation(observation=start(), pair_id=new_id(), received_at=minutes(9), content_digest="digest")
+    future = storage.write(lambda unit: unit.observations.add([orphan], []))
     assert isinstance(future.exception(), NotFoundError)
 
 

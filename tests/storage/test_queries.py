@@ -15,9 +15,8 @@ from kvyield_server.errors import InvalidError
 from kvyield_server.storage import migrate
 from kvyield_server.storage.connections import Use, database_url, engine_for
 from kvyield_server.storage.records import ObservationFilter, PageKey
-from kvyield_server.storage.sql import SqlUnitOfWork
 from kvyield_server.storage.tables import UtcDateTime
-from kvyield_server.storage.uow import Storage
+from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.storage.values import new_id
 from storage.samples import NOON, minutes, recording, start
 
@@ -54,7 +53,7 @@ def test_a_page_is_found_by_an_index(sqlite_url: str, wanted: dict[str, Any], in
 
     with engine.begin() as connection:
         page_key = PageKey(NOON, new_id())
-        SqlUnitOfWork(connection).observations.page(ObservationFilter(**wanted), page_key, 50)
+        UnitOfWork(connection).observations.page(ObservationFilter(**wanted), page_key, 50)
     engine.dispose()
     assert len(plans) == 1
     assert plans[0].startswith(f"SEARCH observation USING INDEX {index} (")
@@ -68,7 +67,7 @@ def test_starts_of_a_model_are_found_by_the_indexes_of_its_pairs(sqlite_url: str
     plans = explained(engine, "SELECT observation.observed_at")
 
     with engine.begin() as connection:
-        unit = SqlUnitOfWork(connection)
+        unit = UnitOfWork(connection)
         for number in range(4):
             recording(start(minutes(number), hardware=Hardware(gpu=f"gpu-{number % 2}", gpu_count=1)))(unit)
         page = unit.observations.page(ObservationFilter(model=start().model.name), PageKey(minutes(3), UUID(int=0)), 50)

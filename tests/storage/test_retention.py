@@ -30,12 +30,12 @@ def filled(storage: Storage) -> list[str]:
     return [str(each.id) for each in starts]
 
 
-@pytest.mark.parametrize("kind", ["memory", "sqlite", "postgresql"])
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
 def test_what_is_removed_is_in_the_file_first(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """Before a time, retracted starts and those beyond the newest of their pair go; the count and the trail agree."""
-    urls = {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path / 'kvyield.db'}"}
+    urls = {"sqlite": f"sqlite:///{tmp_path / 'kvyield.db'}"}
     url = urls.get(kind) or request.getfixturevalue("postgres_url")
     monkeypatch.setattr(retention, "MOST_STARTS", 3)
     monkeypatch.setattr(retention, "AT_ONCE", 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from threading import Event
@@ -11,7 +12,8 @@ import pytest
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import Storage, UnitOfWork
-from storage.samples import minutes, posting, recording, start
+from kvyield_server.usecases.record import Recorded, record
+from storage.samples import minutes, recording, start
 
 THREADS = 8
 
@@ -104,11 +106,16 @@ def test_eight_threads_write_at_once(storage: Storage) -> None:
     assert pair.observation_count == pair.revision == count(storage) == 25 * THREADS
 
 
+def once(digest: str) -> Callable[[UnitOfWork], Recorded]:
+    """Return the job that records a start with that content."""
+    return record(start(), digest, token_id=None, now=minutes(9))
+
+
 def test_eight_threads_post_the_same_content(storage: Storage) -> None:
     """One of them stores it and all of them get what is stored."""
     with ThreadPoolExecutor(THREADS) as pool:
-        futures = list(pool.map(lambda number: storage.write(posting(start(), f"{number % 5}")), range(100)))
-    ids = {future.result().observation.id for future in futures}
+        futures = list(pool.map(lambda number: storage.write(once(f"{number % 5}")), range(100)))
+    ids = {future.result().stored.observation.id for future in futures}
     assert len(ids) == count(storage) == 5
 
 

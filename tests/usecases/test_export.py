@@ -8,25 +8,27 @@ from datetime import UTC, datetime, timedelta
 
 from uuid6 import uuid7
 
+from _storages import fresh_storage
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation, Outcome
-from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.storage.records import ObservationFilter
-from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.export import PAGE_SIZE, export
 from kvyield_server.usecases.record import record
 
 NOON = datetime(2026, 5, 30, 12, tzinfo=UTC)
 
 
-class CountingStorage(MemoryStorage):
-    """Counts the snapshots that were opened."""
+class CountingStorage:
+    """Counts the snapshots that are opened of a storage."""
 
-    reads = 0
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+        self.reads = 0
 
     @contextmanager
     def read(self) -> Iterator[UnitOfWork]:
         self.reads += 1
-        with super().read() as uow:
+        with self.storage.read() as uow:
             yield uow
 
 
@@ -44,14 +46,14 @@ def start(number: int) -> Observation:
 
 def test_pages_are_read_one_at_a_time() -> None:
     """The first page comes after one read, the last after the third, and every row once, newest first."""
-    storage = CountingStorage()
+    storage = CountingStorage(fresh_storage())
     starts = [start(number) for number in range(2 * PAGE_SIZE + 1)]
 
     def fill(uow: UnitOfWork) -> None:
         for item in starts:
             record(item, str(item.id), token_id=None, now=NOON)(uow)
 
-    storage.write(fill).result()
+    storage.storage.write(fill).result()
     pages = export(storage, ObservationFilter())
     first = next(pages)
     assert (len(first), storage.reads) == (PAGE_SIZE, 1)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from uuid6 import uuid7
 
+from _storages import fresh_storage
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.facts.observation import (
     Engine,
@@ -20,8 +21,7 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
-from kvyield_server.storage.memory import MemoryStorage
-from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.deployments import subject_of
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.recommend import AnswerCache, recommend
@@ -53,7 +53,7 @@ def executor() -> Iterator[CountingExecutor]:
         yield executor
 
 
-def post(storage: MemoryStorage, fraction: float, *, gpu: str = GPU, **hardware: Any) -> Observation:
+def post(storage: Storage, fraction: float, *, gpu: str = GPU, **hardware: Any) -> Observation:
     """Record a start whose pool is a straight line in the fraction."""
     pool, free = round(1_000_000 * (fraction - 0.2)), 141 * (1 - fraction)
     start = Observation(
@@ -72,7 +72,7 @@ def post(storage: MemoryStorage, fraction: float, *, gpu: str = GPU, **hardware:
 
 def test_a_fit_is_made_once_per_revision(executor: CountingExecutor) -> None:
     """Asking again costs nothing; new evidence, on this hardware or another with the model, makes a new fit."""
-    storage, fits = MemoryStorage(), FitCache(executor)
+    storage, fits = fresh_storage(), FitCache(executor)
 
     def ask() -> int:
         with storage.read() as uow:
@@ -91,7 +91,7 @@ def test_a_fit_is_made_once_per_revision(executor: CountingExecutor) -> None:
 
 def test_simultaneous_askers_share_one_fit(executor: CountingExecutor) -> None:
     """Eight askers at once make one computation."""
-    storage, fits = MemoryStorage(), FitCache(executor)
+    storage, fits = fresh_storage(), FitCache(executor)
     post(storage, 0.7)
 
     def ask(_: int) -> object:
@@ -108,7 +108,7 @@ def test_simultaneous_askers_share_one_fit(executor: CountingExecutor) -> None:
 
 def test_equal_questions_have_one_answer(executor: CountingExecutor) -> None:
     """The answer to an equal question is the same object until the evidence changes."""
-    storage, fits, answers = MemoryStorage(), FitCache(executor), AnswerCache()
+    storage, fits, answers = fresh_storage(), FitCache(executor), AnswerCache()
 
     def ask(target: int) -> object:
         with storage.read() as uow:
@@ -139,7 +139,7 @@ def test_the_answer_cache_is_bounded() -> None:
 
 def test_a_start_learns_what_others_of_its_pair_said(executor: CountingExecutor) -> None:
     """Memory of the card and facts of the model that one start told hold for all starts of the pair."""
-    storage, fits = MemoryStorage(), FitCache(executor)
+    storage, fits = fresh_storage(), FitCache(executor)
     post(storage, 0.6, memory_gib=140.0)
     post(storage, 0.7)
     with storage.read() as uow:
@@ -151,7 +151,7 @@ def test_a_start_learns_what_others_of_its_pair_said(executor: CountingExecutor)
 
 def test_refit_keeps_the_fits_of_all_pairs() -> None:
     """A refit yields a line per deployment, and the fits can be read back."""
-    storage = MemoryStorage()
+    storage = fresh_storage()
     for fraction in (0.6, 0.7):
         post(storage, fraction)
     (line,) = list(refit(storage))

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from uuid6 import uuid7
 
+from _storages import fresh_storage
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -17,7 +18,6 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
-from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.usecases import fits
 from kvyield_server.usecases.record import Arrival, record_all
 
@@ -47,7 +47,7 @@ def test_the_newest_starts_of_a_large_pair_are_used_and_it_is_said(monkeypatch: 
     """Of 30 starts the newest 20 are evidence, a neighbour lends its newest 5, and a warning counts what was left."""
     monkeypatch.setattr(fits, "MOST_STARTS", 20)
     monkeypatch.setattr(fits, "MOST_LENT", 5)
-    storage = MemoryStorage()
+    storage = fresh_storage()
     storage.write(record_all([*starts("A", 30), *starts("B", 10)])).result()
     with storage.read() as uow, ThreadPoolExecutor(1) as executor:
         pair = uow.pairs.find("A", 1, "m")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from _storages import fresh_storage
 from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import AmbiguousError, NotFoundError
-from kvyield_server.storage.memory import MemoryStorage
+from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.select import Selector, find_pair, loose_gpu, loose_model
 
 PAIRS = [
@@ -20,16 +21,16 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def storage() -> MemoryStorage:
+def storage() -> Storage:
     """A storage that knows the pairs."""
-    storage = MemoryStorage()
+    storage = fresh_storage()
     for gpu, count, model in PAIRS:
         hardware = Hardware(gpu=gpu, gpu_count=count)
         storage.write(lambda uow, h=hardware, m=model: uow.pairs.ensure(h, Model(name=m))).result()
     return storage
 
 
-def found(storage: MemoryStorage, gpu: str, count: int, model: str) -> tuple[str, int, str]:
+def found(storage: Storage, gpu: str, count: int, model: str) -> tuple[str, int, str]:
     """Return the names of the pair that is meant."""
     with storage.read() as uow:
         pair = find_pair(uow, Selector(gpu=gpu, gpu_count=count, model=model))
@@ -37,7 +38,7 @@ def found(storage: MemoryStorage, gpu: str, count: int, model: str) -> tuple[str
 
 
 @pytest.mark.parametrize("pair", PAIRS)
-def test_exact_names_are_found(storage: MemoryStorage, pair: tuple[str, int, str]) -> None:
+def test_exact_names_are_found(storage: Storage, pair: tuple[str, int, str]) -> None:
     """An exact name is never ambiguous, even where a loose one would be."""
     assert found(storage, *pair) == pair
 
@@ -51,7 +52,7 @@ def test_exact_names_are_found(storage: MemoryStorage, pair: tuple[str, int, str
         ("RTXPRO6000BlackwellWorkstationEdition", "moonshotai/kimi-k2.6/"),
     ],
 )
-def test_loose_names_are_found(storage: MemoryStorage, gpu: str, model: str) -> None:
+def test_loose_names_are_found(storage: Storage, gpu: str, model: str) -> None:
     """Case, spaces, punctuation and vendor prefixes do not matter."""
     assert found(storage, gpu, 8, model) == PAIRS[0]
 
@@ -66,7 +67,7 @@ def test_loose_names_are_found(storage: MemoryStorage, gpu: str, model: str) -> 
         ("---", 8, "..."),
     ],
 )
-def test_parts_of_names_are_not_names(storage: MemoryStorage, gpu: str, count: int, model: str) -> None:
+def test_parts_of_names_are_not_names(storage: Storage, gpu: str, count: int, model: str) -> None:
     """A substring, another count or nothing but punctuation finds nothing, and the nearest pairs are listed."""
     with pytest.raises(NotFoundError) as caught:
         found(storage, gpu, count, model)
@@ -75,12 +76,12 @@ def test_parts_of_names_are_not_names(storage: MemoryStorage, gpu: str, count: i
         assert "RTX PRO 6000" in caught.value.nearest[0]
 
 
-def test_an_exact_part_narrows(storage: MemoryStorage) -> None:
+def test_an_exact_part_narrows(storage: Storage) -> None:
     """With an exact model name and a loose GPU, the exact spelling of the model wins."""
     assert found(storage, "h200", 1, "qwen3_8b") == PAIRS[3]
 
 
-def test_several_loose_matches_are_listed(storage: MemoryStorage) -> None:
+def test_several_loose_matches_are_listed(storage: Storage) -> None:
     """Two spellings of one model are both listed with their ids."""
     with pytest.raises(AmbiguousError) as caught:
         found(storage, "h200", 1, "QWEN3 8B")
@@ -88,7 +89,7 @@ def test_several_loose_matches_are_listed(storage: MemoryStorage) -> None:
     assert all(match["pair_id"] for match in caught.value.matches)
 
 
-def test_a_mig_profile_is_part_of_the_name(storage: MemoryStorage) -> None:
+def test_a_mig_profile_is_part_of_the_name(storage: Storage) -> None:
     """A slice of a card is another GPU than the card."""
     assert found(storage, "a100 sxm4 80gb mig 3g.40gb", 1, "qwen3-8b") == PAIRS[4]
     assert found(storage, "a100 sxm4 80gb", 1, "qwen3-8b") == PAIRS[5]
@@ -97,7 +98,7 @@ def test_a_mig_profile_is_part_of_the_name(storage: MemoryStorage) -> None:
 def test_an_empty_ledger_says_so() -> None:
     """Without any pair there is nothing near."""
     with pytest.raises(NotFoundError, match="No pair is recorded yet"):
-        found(MemoryStorage(), "x", 1, "y")
+        found(fresh_storage(), "x", 1, "y")
 
 
 def test_what_is_left_of_names() -> None:

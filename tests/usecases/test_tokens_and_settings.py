@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from _storages import fresh_storage
 from kvyield_server.cli import main
 from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.domain.legacy.fit import PairFit
 from kvyield_server.errors import AmbiguousError, ConflictError, InvalidError, NotFoundError
 from kvyield_server.settings import Settings, settings_from, shown, without_password
 from kvyield_server.storage.engine import open_storage
-from kvyield_server.storage.memory import MemoryStorage
 from kvyield_server.usecases.backup import backup, restore
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.ports import Pair, UnitOfWork
@@ -49,7 +49,7 @@ def test_other_expiries_are_refused(text: str) -> None:
 
 def test_a_name_that_two_tokens_have_is_not_enough_to_revoke() -> None:
     """With two valid tokens of one name the id is asked for; with one the name does."""
-    storage = MemoryStorage()
+    storage = fresh_storage()
     first, _ = create(storage, "ci", ["read"], "1d")
     create(storage, "ci", ["ingest"], "1d")
     with pytest.raises(AmbiguousError, match=str(first.id)):
@@ -153,7 +153,7 @@ def test_looking_at_a_missing_file_does_not_make_it(tmp_path: Path, words: list[
 
 def test_a_pair_that_cannot_be_fitted_stops_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """refit names it and goes on."""
-    storage = MemoryStorage()
+    storage = fresh_storage()
     h200 = Hardware(gpu="H200", gpu_count=1)
     storage.write(lambda uow: uow.pairs.ensure_all([(h200, Model(name=name)) for name in ("m0", "m1")])).result()
     broken = FitCache.of_pair

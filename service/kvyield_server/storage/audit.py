@@ -1,4 +1,4 @@
-"""The audit repository over SQL."""
+"""Who changed what."""
 
 from __future__ import annotations
 
@@ -14,14 +14,18 @@ from kvyield_server.storage.values import refuse_unstorable
 _it = tables.audit.c
 
 
-class SqlAudit:
+class Audit:
+    """Who changed what."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def add(self, entry: AuditEntry) -> None:
+        """Keep an entry."""
         refuse_unstorable(entry)
         insert_rows(self._connection, tables.audit, [audit_to_row(entry)])
 
     def page(self, after: PageKey | None, size: int) -> Page[AuditEntry]:
+        """Return entries by (at, id), newest first."""
         query = newest_first(select(tables.audit), _it.at, _it.id, after, size)
         return cut([audit_from_row(row) for row in self._connection.execute(query).mappings()], size, audit_key)

@@ -1,7 +1,8 @@
 """Which database a URL means, and how its connections are set for reading, writing and migrating.
 
-One process writes at a time, on both databases: SQLite's own lock is taken at the start of each write (BEGIN
-IMMEDIATE), and an advisory lock stands in for it on PostgreSQL. So jobs never race for a unique key nor deadlock.
+SQLite has one writer at a time: its lock is taken at the start of each write (BEGIN IMMEDIATE). On PostgreSQL writers
+of several processes lock the pairs that they write to, so those of different pairs write at the same time; migrations
+take an advisory lock.
 """
 
 from __future__ import annotations
@@ -16,11 +17,10 @@ from sqlalchemy import URL, Connection, Engine, NullPool, create_engine, event, 
 from sqlalchemy.exc import ArgumentError
 
 from kvyield_server.errors import InvalidError, StorageUnavailableError
-from kvyield_server.storage.statements import run
 
 LOCK_WAIT_SECONDS = 5
 MIGRATION_LOCK_WAIT_SECONDS = 60
-WRITE_LOCK = int.from_bytes(b"kvyield")  # any number that nobody else locks in this database
+MIGRATION_LOCK = int.from_bytes(b"kvyield")  # any number that nobody else locks in this database
 READERS = 16
 
 _DRIVERS: Mapping[str, str] = MappingProxyType(
@@ -97,7 +97,7 @@ def _sqlite_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
 
     @event.listens_for(engine, "begin")
     def take_lock(connection: Connection) -> None:
-        run(connection, begin)
+        connection.exec_driver_sql(begin)
 
     return engine
 
@@ -121,7 +121,7 @@ def _set_up_sqlite(connection: Any, use: Use) -> None:
 
 def _postgres_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
     defaults = {name: value for name, value in _POSTGRES_DEFAULTS.items() if name not in url.query}
-    # writers: a snapshot, taken before the write lock is got, would not show what the lock's last holder wrote
+    # writers: a snapshot, taken before a pair's lock is got, would not show what the lock's last holder wrote
     level = "REPEATABLE READ" if use is Use.READ else "READ COMMITTED"
     engine = create_engine(url, connect_args=defaults, isolation_level=level, **options)
     if use is Use.READ:
@@ -130,12 +130,11 @@ def _postgres_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
         seconds = LOCK_WAIT_SECONDS if use is Use.WRITE else MIGRATION_LOCK_WAIT_SECONDS
 
         @event.listens_for(engine, "begin")
-        def take_lock(connection: Connection) -> None:
-            run(
-                connection,
-                f"SET LOCAL lock_timeout = '{seconds}s'; SET LOCAL idle_in_transaction_session_timeout = '60s'; "
-                f"SELECT pg_advisory_xact_lock({WRITE_LOCK})",
-            )
+        def set_up(connection: Connection) -> None:
+            waits = f"SET LOCAL lock_timeout = '{seconds}s'; SET LOCAL idle_in_transaction_session_timeout = '60s'"
+            connection.exec_driver_sql(waits)
+            if use is Use.MIGRATE:
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({MIGRATION_LOCK})")
 
     return engine
 

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 from kvyield_server.storage import migrate
 from kvyield_server.storage.connections import Use, database_url, engine_for, is_sqlite
-from kvyield_server.storage.memory import MemoryStorage
-from kvyield_server.storage.sql import SqlStorage
 from kvyield_server.storage.uow import Storage
 
 
 def open_storage(url: str) -> Storage:
-    """Open the database of a URL: ``sqlite:///file``, ``postgresql+psycopg://...`` or ``memory:``.
+    """Open the database of a URL: ``sqlite:///file`` or ``postgresql+psycopg://...``.
 
     A SQLite file is made and migrated when need be. PostgreSQL must have been migrated before, else
     MigrationNeededError; StorageUnavailableError when it does not answer; InvalidError for a URL of any other kind.
     """
-    if url.rstrip("/") == "memory:":
-        return MemoryStorage()
     parsed = database_url(url)
     if is_sqlite(parsed):
         _make_current(url)
     else:
         migrate.require_current(url)
-    return SqlStorage(engine_for(parsed, Use.READ), engine_for(parsed, Use.WRITE))
+    return Storage(engine_for(parsed, Use.READ), engine_for(parsed, Use.WRITE))
 
 
 def _make_current(url: str) -> None:

@@ -8,6 +8,7 @@ from enum import Enum, auto
 from sqlalchemy.exc import (
     DatabaseError,
     DataError,
+    DBAPIError,
     IntegrityError,
     InterfaceError,
     InternalError,
@@ -39,6 +40,17 @@ _BREACHES: dict[object, Breach] = {
     "23505": Breach.UNIQUE,
     "23503": Breach.REFERENCE,
 }
+
+
+_RACES = {"40P01", "40001"}  # PostgreSQL: a deadlock was found, a transaction could not be serialised
+
+
+def is_race(error: BaseException) -> bool:
+    """Say whether another process was in the way, so that the same job may succeed when it is run again."""
+    if not isinstance(error, DBAPIError):
+        return False
+    code = getattr(error.orig, "sqlstate", None)
+    return code in _RACES or _BREACHES.get(code) is Breach.UNIQUE
 
 
 def translated(error: BaseException) -> BaseException:

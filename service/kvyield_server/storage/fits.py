@@ -1,4 +1,4 @@
-"""The fit repository over SQL."""
+"""The newest fits of each pair, kept for history pages and for the drift between engine versions."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from kvyield_server.storage.values import refuse_unstorable
 _it = tables.fit.c
 
 
-class SqlFits:
+class Fits:
+    """The newest fits of each pair, kept for history pages and for the drift between engine versions."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def save(self, pair_id: UUID, revision: int, summaries: Sequence[FitSummary], fitted_at: datetime) -> None:
+        """Replace the fits of a pair."""
         refuse_unstorable(summaries)
         self._connection.execute(delete(tables.fit).where(_it.pair_id == pair_id))
         fits = [
@@ -31,5 +34,6 @@ class SqlFits:
         insert_rows(self._connection, tables.fit, [fit_to_row(each, place) for place, each in enumerate(fits)])
 
     def of_pair(self, pair_id: UUID) -> tuple[StoredFit, ...]:
+        """Return the saved fits of a pair in the order in which they were saved."""
         query = select(tables.fit).where(_it.pair_id == pair_id).order_by(_it.position)
         return tuple(fit_from_row(row) for row in self._connection.execute(query).mappings())

@@ -1,9 +1,8 @@
-"""The observation repository over SQL. Each change of evidence also brings the pair's own row up to date."""
+"""The observation repository. Each change of evidence also brings the pair's own row up to date."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from heapq import nlargest
 from itertools import groupby
@@ -22,133 +21,195 @@ from sqlalchemy import (
     null,
     or_,
     select,
+    union,
     update,
 )
 
+from kvyield_server.domain.facts.accounts import Account
 from kvyield_server.domain.facts.observation import Observation, Outcome, Verification
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
-from kvyield_server.storage.known_pairs import KnownPairs
+from kvyield_server.storage.candidates import near_queries
 from kvyield_server.storage.paging import cut, observation_key
-from kvyield_server.storage.pairs import PAIRS, SOURCE
-from kvyield_server.storage.records import ObservationFilter, Page, PageKey, Pair, StoredObservation
+from kvyield_server.storage.pairs import SOURCE
+from kvyield_server.storage.records import (
+    HistoryEntry,
+    ObservationFilter,
+    Page,
+    PageKey,
+    Pair,
+    StoredAccount,
+    StoredObservation,
+)
 from kvyield_server.storage.rows import (
+    account_from_row,
+    account_to_row,
+    history_from_row,
+    history_to_row,
     observation_from_row,
     observation_to_row,
-    pair_from_row,
     verification_from_row,
     verification_to_row,
 )
-from kvyield_server.storage.statements import MOST_TOGETHER, batched, insert_rows, newest_first, row_shape
+from kvyield_server.storage.statements import batched, insert_rows, insert_unknown, newest_first
 from kvyield_server.storage.values import refuse_unstorable
 
 _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verification.c
+_account, _alias, _history = tables.account.c, tables.alias.c, tables.history.c
 _ALL = select(tables.observation)
-_WITHOUT_LOG = select(*(column for column in _it if column.name != "log_excerpt"), null().label("log_excerpt"))
-_BY_DIGEST = _ALL.where(_it.content_digest == bindparam("content_digest"))
-_MATCHING = _ALL.where(
-    or_(
-        _it.id.in_(bindparam("ids", expanding=True)),
-        _it.content_digest.in_(bindparam("digests", expanding=True)),
-    )
-)
-_COUNTED = ("id", "observation_count", "last_observed_at", "engines")
-_COUNT = """WITH added (id, observation_count, last_observed_at, engines) AS (VALUES {rows})
-UPDATE pair SET revision = pair.revision + 1, observation_count = pair.observation_count + added.observation_count,
-last_observed_at = added.last_observed_at, engines = added.engines FROM added WHERE pair.id = added.id"""
+_WITHOUT_LOG = select(*(each for each in _it if each.name != "log_excerpt"), null().label("log_excerpt"))
 MOST_PAIRS = 50  # of one GPU or model, to be asked one by one; the starts of more are found among all starts
-_EQUALS = ("pair_id", "gpu", "model", "engine", "outcome", "host", "token_id")
+MOST_NEAR = 200  # rows that may be of a posted start; more share a host, a moment and a fraction on no real host
+_EQUALS = ("pair_id", "gpu", "model", "engine", "outcome", "host")
 
 
-class SqlObservations:
-    def __init__(self, connection: Connection, clock: Callable[[], datetime], known: KnownPairs) -> None:
+class Observations:
+    """The ledger: rows are added, marked, merged with further accounts and corrected; what was is kept beside them.
+
+    Every id that was posted for a start finds its row.
+    """
+
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._clock = clock
-        self._remembered = known
 
-    def add(
-        self,
-        observation: Observation,
-        pair_id: UUID,
-        content_digest: str,
-        *,
-        received_at: datetime | None = None,
-        token_id: UUID | None = None,
-    ) -> None:
-        refuse_unstorable(observation)
-        stored = StoredObservation(
-            observation=observation,
-            pair_id=pair_id,
-            received_at=received_at or self._clock(),
-            content_digest=content_digest,
-            token_id=token_id,
-        )
-        self.add_all([stored], self._pairs(pair_id))
+    def add(self, observations: Sequence[StoredObservation], pairs: Iterable[Pair]) -> None:
+        """Keep new observations with their verifications, all or none. ``pairs`` are their pairs as just ensured.
 
-    def _pairs(self, pair_id: UUID) -> list[Pair]:
-        query = PAIRS.where(_pair.id == pair_id)
-        return [pair_from_row(row) for row in self._connection.execute(query).mappings()]
-
-    def add_all(self, observations: Sequence[StoredObservation], pairs: Sequence[Pair]) -> None:
-        if observations:
-            self._insert(observations)
-            self._count(observations, {pair.id: pair for pair in pairs})
-
-    def _insert(self, observations: Sequence[StoredObservation]) -> None:
+        Raises:
+            ConflictError: an id or a digest is already stored.
+        """
+        if not observations:
+            return
+        for stored in observations:
+            refuse_unstorable(stored.observation)
         insert_rows(self._connection, tables.observation, [observation_to_row(stored) for stored in observations])
-        verifications = [
+        self._insert_verifications(observations)
+        self._count(observations, {pair.id: pair for pair in pairs})
+
+    def _insert_verifications(self, observations: Iterable[StoredObservation]) -> None:
+        rows = [
             verification_to_row(stored.observation.id, position, verification)
             for stored in observations
             for position, verification in enumerate(stored.observation.verifications)
         ]
-        insert_rows(self._connection, tables.verification, verifications)
+        insert_rows(self._connection, tables.verification, rows)
 
     def _count(self, added: Sequence[StoredObservation], pairs: Mapping[UUID, Pair]) -> None:
         own: dict[UUID, list[Observation]] = {}
         for stored in added:
             own.setdefault(stored.pair_id, []).append(stored.observation)
-        for some in batched(own.items(), MOST_TOGETHER):
-            counted = [_counted(pairs[pair_id], observations) for pair_id, observations in some]
-            changes = [
-                {
-                    "id": pair.id,
-                    "observation_count": len(own[pair.id]),
-                    "last_observed_at": pair.last_observed_at,
-                    "engines": pair.engines,
-                }
-                for pair in counted
-            ]
-            row_shape(tables.pair, _COUNTED, self._connection.dialect).run(self._connection, _COUNT, changes)
-            for pair in counted:
-                self._remembered.keep(pair)
+        changes = [_counted(pairs[pair_id], starts) for pair_id, starts in own.items()]
+        statement = (
+            update(tables.pair)
+            .where(_pair.id == bindparam("pair"))
+            .values(
+                revision=_pair.revision + 1,
+                observation_count=_pair.observation_count + bindparam("count"),
+                last_observed_at=bindparam("newest"),
+                engines=bindparam("names"),
+            )
+        )
+        self._connection.execute(statement, changes)
 
-    def _recount(self, pair_id: UUID) -> None:
-        live = (_it.pair_id == pair_id, _it.retracted_at.is_(None))
-        count, newest = self._connection.execute(select(func.count(), func.max(_it.observed_at)).where(*live)).one()
-        engines = self._connection.execute(select(_it.engine).where(*live).distinct()).scalars()
-        self._update_pair(pair_id, observation_count=count, last_observed_at=newest, engines=sorted(engines))
+    def update(self, stored: StoredObservation, was: StoredObservation) -> None:
+        """Bring a row to what its accounts and corrections make of it, the pair or pairs and the verifications too."""
+        refuse_unstorable(stored.observation)
+        row = observation_to_row(stored)
+        row_id = row.pop("id")
+        self._connection.execute(update(tables.observation).where(_it.id == row_id).values(row))
+        if stored.observation.verifications != was.observation.verifications:
+            self._connection.execute(delete(tables.verification).where(_verification.observation_id == row_id))
+            self._insert_verifications([stored])
+        for pair_id in {stored.pair_id, was.pair_id}:
+            self._recount(pair_id)
 
-    def _update_pair(self, pair_id: UUID, **values: Any) -> None:
-        self._remembered.clear()
-        values["revision"] = _pair.revision + 1
-        self._connection.execute(update(tables.pair).where(_pair.id == pair_id).values(values))
+    def keep_accounts(self, observation_id: UUID, accounts: Sequence[StoredAccount]) -> None:
+        """Keep what was told of a start; an account that is kept already stays as it is."""
+        for each in accounts:
+            refuse_unstorable(each.account.observation)
+        insert_unknown(self._connection, tables.account, [account_to_row(observation_id, each) for each in accounts])
+
+    def keep_ids(self, observation_id: UUID, ids: Iterable[UUID]) -> None:
+        """Let further ids find a row."""
+        rows = [{"id": each, "observation_id": observation_id} for each in ids if each != observation_id]
+        insert_unknown(self._connection, tables.alias, rows)
+
+    def keep_history(self, observation_id: UUID, entries: Sequence[HistoryEntry]) -> None:
+        """Keep what changed in a row, by whom and when."""
+        for each in entries:
+            refuse_unstorable(each)
+        insert_unknown(self._connection, tables.history, [history_to_row(observation_id, each) for each in entries])
+
+    def absorb(self, into: UUID, other: StoredObservation) -> None:
+        """Move all that belongs to a row to another that is of the same start; the id of the first finds the second."""
+        gone = other.observation.id
+        for table in (tables.account, tables.alias, tables.history, tables.recommendation):
+            owned = update(table).where(table.c.observation_id == gone)
+            self._connection.execute(owned.values(observation_id=into))
+        self._connection.execute(delete(tables.verification).where(_verification.observation_id == gone))
+        self._connection.execute(delete(tables.observation).where(_it.id == gone))
+        self.keep_ids(into, [gone])
+        self._recount(other.pair_id)
 
     def get(self, observation_id: UUID) -> StoredObservation | None:
-        return next(iter(self.by_ids([observation_id])), None)
-
-    def by_digest(self, content_digest: str) -> StoredObservation | None:
-        return next(iter(self._load(_BY_DIGEST, {"content_digest": content_digest})), None)
-
-    def matching(self, ids: Sequence[UUID], digests: Sequence[str]) -> list[StoredObservation]:
-        return self._load(_MATCHING, {"ids": ids, "digests": digests})
+        """Return the observation that an id was posted for."""
+        found = self._load(_ALL.where(or_(_it.id == observation_id, _it.id == _owner_of(observation_id))))
+        return found[0] if found else None
 
     def by_ids(self, ids: Sequence[UUID]) -> list[StoredObservation]:
-        """Return the observations with these ids, in no order."""
-        return self._load(_ALL.where(_it.id.in_(ids)))
+        """Return the observations whose rows have these ids, in no order."""
+        return [each for some in batched(ids) for each in self._load(_ALL.where(_it.id.in_(some)))]
+
+    def rows_of_ids(self, ids: Sequence[UUID]) -> dict[UUID, UUID]:
+        """Return the id of the row of each posted id that is stored."""
+        found: dict[UUID, UUID] = {}
+        for some in batched(ids):
+            rows = select(_it.id, _it.id.label("row")).where(_it.id.in_(some))
+            others = select(_alias.id, _alias.observation_id).where(_alias.id.in_(some))
+            found |= {each.id: each.row for each in self._connection.execute(union(rows, others))}
+        return found
+
+    def rows_of_digests(self, digests: Sequence[str]) -> dict[str, UUID]:
+        """Return the id of the row of each content that is stored."""
+        found: dict[str, UUID] = {}
+        for some in batched(digests):
+            rows = select(_it.content_digest, _it.id.label("row")).where(_it.content_digest.in_(some))
+            others = select(_account.content_digest, _account.observation_id).where(_account.content_digest.in_(some))
+            found |= {each.content_digest: each.row for each in self._connection.execute(union(rows, others))}
+        return found
+
+    def near(self, accounts: Sequence[Account]) -> list[StoredObservation]:
+        """Return the rows that may be of one of these starts: by host and time, or by host and pool."""
+        found: set[UUID] = set()
+        for some in batched(accounts, 100):
+            for query in near_queries(some):
+                found |= {row.id for row in self._connection.execute(query.limit(MOST_NEAR * len(some)))}
+        return self.by_ids(sorted(found))
+
+    def accounts(self, ids: Sequence[UUID]) -> dict[UUID, list[StoredAccount]]:
+        """Return what was told of each start that was told more than once or corrected, oldest first."""
+        found: dict[UUID, list[StoredAccount]] = {}
+        for some in batched(ids):
+            query = select(tables.account).where(_account.observation_id.in_(some))
+            for row in self._connection.execute(
+                query.order_by(_account.received_at, _account.content_digest)
+            ).mappings():
+                found.setdefault(row["observation_id"], []).append(account_from_row(row))
+        return found
+
+    def aliases(self, ids: Sequence[UUID]) -> dict[UUID, list[UUID]]:
+        """Return the further ids of each row."""
+        found: dict[UUID, list[UUID]] = {}
+        for some in batched(ids):
+            query = select(tables.alias).where(_alias.observation_id.in_(some)).order_by(_alias.id)
+            for row in self._connection.execute(query):
+                found.setdefault(row.observation_id, []).append(row.id)
+        return found
 
     def page(
         self, where: ObservationFilter, after: PageKey | None, size: int, *, with_logs: bool = True
     ) -> Page[StoredObservation]:
+        """Return observations by (observed_at, id), newest first; rows that arrive meanwhile never shift a page."""
         chosen = _ALL if with_logs else _WITHOUT_LOG
         if where.pair_id is None and (where.gpu is not None or where.model is not None):
             pairs = self._pairs_named(where)
@@ -179,15 +240,20 @@ class SqlObservations:
     def of_pair(
         self, pair_id: UUID, include_retracted: bool = False, newest: int | None = None
     ) -> tuple[StoredObservation, ...]:
+        """Return the observations of a pair, all or that many, newest first; without log excerpts and history, which no
+        fit needs."""
         where = ObservationFilter(pair_id=pair_id, include_retracted=include_retracted)
         query = _WITHOUT_LOG.where(*_conditions(where)).order_by(_it.observed_at.desc(), _it.id.desc()).limit(newest)
         rows = self._connection.execute(query).mappings().all()
-        since = rows[-1]["observed_at"] if rows else None
+        if not rows:
+            return ()
         of_pair = select(tables.verification).join(tables.observation)
-        of_pair = of_pair.where(_it.pair_id == pair_id, _it.observed_at >= since)
+        of_pair = of_pair.where(_it.pair_id == pair_id, _it.observed_at >= rows[-1]["observed_at"])
         return tuple(self._assemble(rows, of_pair))
 
     def expired(self, before: datetime, newest: int, size: int) -> tuple[StoredObservation, ...]:
+        """Return up to ``size`` observations made before a time that are retracted, or older than the ``newest`` of
+        their pair; not those that settled a recommendation."""
         age = func.row_number().over(partition_by=_it.pair_id, order_by=(_it.observed_at.desc(), _it.id.desc()))
         live = select(_it.id, age.label("age")).where(_it.retracted_at.is_(None)).subquery()
         superseded = select(live.c.id).where(live.c.age > newest)
@@ -202,34 +268,35 @@ class SqlObservations:
         return tuple(self._load(query.order_by(_it.observed_at, _it.id).limit(size)))
 
     def remove(self, ids: Sequence[UUID]) -> None:
+        """Take observations out of the ledger, with all that belongs to them."""
         pairs = set(self._connection.execute(select(_it.pair_id).where(_it.id.in_(ids))).scalars())
-        self._connection.execute(delete(tables.verification).where(_verification.observation_id.in_(ids)))
+        for table in (tables.verification, tables.account, tables.alias, tables.history):
+            self._connection.execute(delete(table).where(table.c.observation_id.in_(ids)))
         self._connection.execute(delete(tables.observation).where(_it.id.in_(ids)))
         for pair_id in pairs:
             self._recount(pair_id)
 
     def retract(self, observation_id: UUID, reason: str, at: datetime) -> StoredObservation:
+        """Mark an observation as not to be believed. A second retraction changes nothing: the first reason stays."""
         refuse_unstorable(reason)
         stored = self._known(observation_id)
         if stored.retracted_at is not None:
             return stored
-        values = {"retracted_at": at, "retraction_reason": reason}
-        self._connection.execute(update(tables.observation).where(_it.id == observation_id).values(values))
+        marks = {"retracted_at": at, "retraction_reason": reason}
+        self._connection.execute(update(tables.observation).where(_it.id == stored.observation.id).values(marks))
         self._recount(stored.pair_id)
         return self._known(observation_id)
 
     def add_verification(self, observation_id: UUID, verification: Verification) -> bool:
+        """Append a verification; False when an equal one is already there, so that it may be sent again."""
         refuse_unstorable(verification)
         stored = self._known(observation_id)
         present = stored.observation.verifications
         if verification in present:
             return False
-        insert_rows(
-            self._connection,
-            tables.verification,
-            [verification_to_row(observation_id, len(present), verification)],
-        )
-        self._update_pair(stored.pair_id)
+        row = verification_to_row(stored.observation.id, len(present), verification)
+        insert_rows(self._connection, tables.verification, [row])
+        self._change_pair(stored.pair_id)
         return True
 
     def _known(self, observation_id: UUID) -> StoredObservation:
@@ -238,35 +305,76 @@ class SqlObservations:
             raise NotFoundError(f"No observation has the id {observation_id}.")
         return stored
 
-    def _load(self, query: Select[Any], values: Mapping[str, object] | None = None) -> list[StoredObservation]:
-        rows = self._connection.execute(query, values).mappings().all()
-        ids = [row["id"] for row in rows]
-        return self._assemble(rows, select(tables.verification).where(_verification.observation_id.in_(ids)))
+    def _recount(self, pair_id: UUID) -> None:
+        live = (_it.pair_id == pair_id, _it.retracted_at.is_(None))
+        count, newest = self._connection.execute(select(func.count(), func.max(_it.observed_at)).where(*live)).one()
+        engines = self._connection.execute(select(_it.engine).where(*live).distinct()).scalars()
+        self._change_pair(pair_id, observation_count=count, last_observed_at=newest, engines=sorted(engines))
 
-    def _assemble(self, rows: Sequence[RowMapping], verifications: Select[Any]) -> list[StoredObservation]:
-        """Return the observations of ``rows``, each with its own of the verifications."""
+    def _change_pair(self, pair_id: UUID, **changes: Any) -> None:
+        changes["revision"] = _pair.revision + 1
+        self._connection.execute(update(tables.pair).where(_pair.id == pair_id).values(changes))
+
+    def _load(self, query: Select[Any]) -> list[StoredObservation]:
+        rows = self._connection.execute(query).mappings().all()
         if not rows:
             return []
+        ids = [row["id"] for row in rows]
+        verifications = select(tables.verification).where(_verification.observation_id.in_(ids))
+        return self._assemble(rows, verifications, self._histories(ids), self._other_tokens(ids))
+
+    def _histories(self, ids: Sequence[UUID]) -> dict[UUID, tuple[HistoryEntry, ...]]:
+        query = select(tables.history).where(_history.observation_id.in_(ids)).order_by(_history.at, _history.id)
+        found: dict[UUID, tuple[HistoryEntry, ...]] = {}
+        for row in self._connection.execute(query).mappings():
+            found[row["observation_id"]] = (*found.get(row["observation_id"], ()), history_from_row(row))
+        return found
+
+    def _other_tokens(self, ids: Sequence[UUID]) -> dict[UUID, frozenset[UUID]]:
+        query = select(_account.observation_id, _account.token_id).where(_account.observation_id.in_(ids))
+        found: dict[UUID, frozenset[UUID]] = {}
+        for row in self._connection.execute(query.where(_account.token_id.is_not(None)).distinct()):
+            found[row.observation_id] = found.get(row.observation_id, frozenset()) | {row.token_id}
+        return found
+
+    def _assemble(
+        self,
+        rows: Sequence[RowMapping],
+        verifications: Select[Any],
+        histories: Mapping[UUID, tuple[HistoryEntry, ...]] | None = None,
+        tokens: Mapping[UUID, frozenset[UUID]] | None = None,
+    ) -> list[StoredObservation]:
+        """Return the observations of ``rows``, each with what belongs to it."""
         ordered = verifications.order_by(_verification.observation_id, _verification.position)
         found = self._connection.execute(ordered).mappings().all()
         own = {
             key: [verification_from_row(each) for each in group]
             for key, group in groupby(found, key=lambda row: row["observation_id"])
         }
-        return [observation_from_row(row, own.get(row["id"], ())) for row in rows]
+        return [
+            observation_from_row(
+                row,
+                own.get(row["id"], ()),
+                (histories or {}).get(row["id"], ()),
+                (tokens or {}).get(row["id"], frozenset()),
+            )
+            for row in rows
+        ]
 
 
-def _counted(pair: Pair, added: Sequence[Observation]) -> Pair:
-    """Return what a pair becomes once these observations are added."""
+def _counted(pair: Pair, added: Sequence[Observation]) -> dict[str, Any]:
+    """Return what a pair's own row becomes once these observations are added."""
     newest = max(each.observed_at for each in added)
-    engines = {each.engine.name for each in added}
-    return replace(
-        pair,
-        revision=pair.revision + 1,
-        observation_count=pair.observation_count + len(added),
-        last_observed_at=max(newest, pair.last_observed_at or newest),
-        engines=pair.engines if engines.issubset(pair.engines) else tuple(sorted(engines.union(pair.engines))),
-    )
+    return {
+        "pair": pair.id,
+        "count": len(added),
+        "newest": max(newest, pair.last_observed_at or newest),
+        "names": sorted({*pair.engines, *(each.engine.name.value for each in added)}),
+    }
+
+
+def _owner_of(posted_id: UUID) -> Any:
+    return select(_alias.observation_id).where(_alias.id == posted_id).scalar_subquery()
 
 
 def _newest(query: Select[Any], after: PageKey | None, size: int) -> Select[Any]:
@@ -278,6 +386,8 @@ def _conditions(where: ObservationFilter) -> list[ColumnElement[bool]]:
     conditions: list[ColumnElement[bool]] = [_it[name] == value for name, value in wanted if value is not None]
     if where.outcome not in (None, Outcome.READY):
         conditions.append(_it.outcome != literal_column("'ready'"))  # said as the index says it, else it is not used
+    if where.token_id is not None:
+        conditions.append(_it.id.in_(posted_with(where.token_id)))
     if where.since is not None:
         conditions.append(_it.observed_at >= where.since)
     if where.until is not None:
@@ -285,3 +395,9 @@ def _conditions(where: ObservationFilter) -> list[ColumnElement[bool]]:
     if not where.include_retracted:
         conditions.append(_it.retracted_at.is_(None))
     return conditions
+
+
+def posted_with(token_id: UUID) -> Any:
+    """Return the query for the ids of all starts of which a token posted an account."""
+    first = select(_it.id).where(_it.token_id == token_id)
+    return union(first, select(_account.observation_id).where(_account.token_id == token_id))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from kvyield_server.storage.records import (
@@ -44,10 +44,3 @@ def cut(rows: Sequence[T], size: int, key: Callable[[T], PageKey]) -> Page[T]:
     """Return the first ``size`` of up to ``size + 1`` ordered rows as a page."""
     items = tuple(rows[:size])
     return Page(items, key(items[-1]) if items and len(rows) > size else None)
-
-
-def page_of(rows: Iterable[T], after: PageKey | None, size: int, key: Callable[[T], PageKey]) -> Page[T]:
-    """Order rows from newest to oldest and return the page that follows ``after``."""
-    keyed = sorted(((key(row), row) for row in rows), key=lambda pair: (pair[0].at, pair[0].id), reverse=True)
-    limit = None if after is None else (after.at, after.id)
-    return cut([row for at, row in keyed if limit is None or (at.at, at.id) < limit], size, key)

@@ -1,26 +1,23 @@
-"""The pair repository over SQL: hardware, model and pair are three tables, merged on the way out."""
+"""The pair repository: hardware, model and pair are three tables, merged on the way out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, RowMapping, Select, Table, bindparam, func, or_, select, update
+from sqlalchemy import Connection, Select, bindparam, delete, exists, func, or_, select, update
 
 from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
-from kvyield_server.storage.known_pairs import KnownPairs, Name, name_of
 from kvyield_server.storage.paging import cut, pair_key
 from kvyield_server.storage.records import Page, PageKey, Pair, PairName
-from kvyield_server.storage.rows import pair_from_row
-from kvyield_server.storage.statements import batched, insert_rows, newest_first
-from kvyield_server.storage.values import merge_hardware, merge_model, new_id, plain, refuse_unstorable
+from kvyield_server.storage.rows import hardware_from_row, pair_from_row
+from kvyield_server.storage.statements import batched, insert_unknown, newest_first
+from kvyield_server.storage.values import merge_hardware, merge_model, new_id, plain, refuse_unstorable, utc_now
 
 _hardware, _model, _pair = tables.hardware.c, tables.model.c, tables.pair.c
-_OWNERS = ("hardware_id", "model_id")
 SOURCE = tables.pair.join(tables.hardware).join(tables.model)
 PAIRS = select(
     tables.pair,
@@ -33,7 +30,6 @@ PAIRS = select(
     _model.revision.label("model_revision"),
     _model.facts,
 ).select_from(SOURCE)
-
 _NAMED = PAIRS.where(
     _hardware.gpu == bindparam("gpu"), _hardware.gpu_count == bindparam("gpu_count"), _model.name == bindparam("model")
 )
@@ -41,115 +37,114 @@ _AMONG = PAIRS.where(
     _hardware.gpu.in_(bindparam("gpus", expanding=True)), _model.name.in_(bindparam("models", expanding=True))
 )
 _MOST_NAMED = 50  # of each kind in one query, which finds all their combinations
+Name = tuple[str, int, str]
 
 
-class SqlPairs:
-    def __init__(self, connection: Connection, clock: Callable[[], datetime], known: KnownPairs) -> None:
+class Pairs:
+    """Pairs, named by GPU, GPU count and model name."""
+
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._clock = clock
-        self._remembered = known
 
     def ensure(self, hardware: Hardware, model: Model) -> Pair:
-        refuse_unstorable((hardware, model))
-        row = self._named(hardware.gpu, hardware.gpu_count, model.name) or self._make(hardware, model)
-        known = pair_from_row(row)
-        is_news = [
-            self._merge_hardware(row, merge_hardware(known.hardware, hardware), known.hardware),
-            self._merge_model(row, merge_model(known.model, model), known.model),
-        ]
-        if not any(is_news):
-            self._remembered.keep(known)
-            return known
-        self._remembered.clear()  # what is written for one pair may be shared by others
-        touched = or_(*(_pair[name] == row[name] for name, news in zip(_OWNERS, is_news, strict=True) if news))
-        self._connection.execute(update(tables.pair).where(touched).values(revision=_pair.revision + 1))
-        merged = self._one(PAIRS.where(_pair.id == known.id))
-        self._remembered.keep(merged)
-        return merged
+        """Return the pair, made when it is new; newest attributes that are not None are merged in."""
+        return self.ensure_all([(hardware, model)])[0]
 
     def ensure_all(self, wanted: Sequence[tuple[Hardware, Model]]) -> list[Pair]:
-        names = [name_of(*each) for each in wanted]
-        self._look_up(names)
-        for name, (hardware, model) in zip(names, wanted, strict=True):
-            known = self._remembered.get(name)
-            if known is None or not _is_old_news(known, hardware, model):
-                self.ensure(hardware, model)
-        pairs = self._look_up(names)  # anew, since news of one pair change others that share its hardware or model
-        return [pairs[name] for name in names]
+        """Do as ``ensure`` for each in turn, at little more than the cost of one where nothing is new.
 
-    def _look_up(self, names: Sequence[Name]) -> dict[Name, Pair]:
-        """Return the pairs with these names that there are, and remember them."""
-        found = {name: pair for name in names if (pair := self._remembered.get(name)) is not None}
-        for some in batched({name for name in names if name not in found}, _MOST_NAMED):
+        Until the transaction ends no other writes to these pairs: their rows are locked, in the order of their ids.
+        """
+        refuse_unstorable(wanted)
+        names = [_name_of(*each) for each in wanted]
+        known = self._locked(names)
+        self._make([each for name, each in zip(names, wanted, strict=True) if name not in known])
+        known = self._locked(names) if len(known) < len(set(names)) else known
+        news = [
+            each for name, each in zip(names, wanted, strict=True) if not _is_old_news(known[name], each[0], each[1])
+        ]
+        for hardware, model in news:
+            self._merge(hardware, model)
+        known = self._locked(names) if news else known  # news of one pair change others that share its GPU or model
+        return [known[name] for name in names]
+
+    def _locked(self, names: Iterable[Name]) -> dict[Name, Pair]:
+        """Return the pairs with these names that there are, locked for this transaction."""
+        wanted = sorted(set(names))
+        found: dict[Name, Pair] = {}
+        for some in batched(wanted, _MOST_NAMED):
             values = {"gpus": [name[0] for name in some], "models": [name[2] for name in some]}
-            for row in self._connection.execute(_AMONG, values).mappings():
+            query = _AMONG.order_by(_pair.id).with_for_update(of=tables.pair)
+            for row in self._connection.execute(query, values).mappings():
                 pair = pair_from_row(row)
-                found[name_of(pair.hardware, pair.model)] = pair
-                self._remembered.keep(pair)
-        return found
+                found[_name_of(pair.hardware, pair.model)] = pair
+        return {name: found[name] for name in wanted if name in found}
 
-    def _named(self, gpu: str, gpu_count: int, model: str) -> RowMapping | None:
-        names = {"gpu": gpu, "gpu_count": gpu_count, "model": model}
-        return self._connection.execute(_NAMED, names).mappings().first()
-
-    def _make(self, hardware: Hardware, model: Model) -> RowMapping:
-        row = {
-            "id": new_id(),
-            "hardware_id": self._hardware_id(hardware),
-            "model_id": self._model_id(model),
-            "created_at": self._clock(),
-            "revision": 0,
-            "observation_count": 0,
-            "engines": [],
-        }
-        insert_rows(self._connection, tables.pair, [row])
-        return self._connection.execute(PAIRS.where(_pair.id == row["id"])).mappings().one()
+    def _make(self, wanted: Sequence[tuple[Hardware, Model]]) -> None:
+        insert_unknown(
+            self._connection, tables.hardware, [{"id": new_id(), **plain(hardware)} for hardware, _ in wanted]
+        )
+        insert_unknown(self._connection, tables.model, [{"id": new_id(), **plain(model)} for _, model in wanted])
+        rows = [
+            {
+                "id": new_id(),
+                "hardware_id": self._hardware_id(hardware),
+                "model_id": self._model_id(model),
+                "created_at": utc_now(),
+                "revision": 0,
+                "observation_count": 0,
+                "engines": [],
+            }
+            for hardware, model in wanted
+        ]
+        insert_unknown(self._connection, tables.pair, rows)
 
     def _hardware_id(self, hardware: Hardware) -> UUID:
         query = select(_hardware.id).where(_hardware.gpu == hardware.gpu, _hardware.gpu_count == hardware.gpu_count)
-        return self._known_id(query) or self._insert(tables.hardware, hardware)
+        found: UUID = self._connection.execute(query).scalar_one()
+        return found
 
     def _model_id(self, model: Model) -> UUID:
-        return self._known_id(select(_model.id).where(_model.name == model.name)) or self._insert(tables.model, model)
+        found: UUID = self._connection.execute(select(_model.id).where(_model.name == model.name)).scalar_one()
+        return found
 
-    def _known_id(self, query: Select[Any]) -> UUID | None:
-        known: UUID | None = self._connection.execute(query).scalar()
-        return known
+    def _merge(self, hardware: Hardware, model: Model) -> None:
+        """Merge attributes into what is known, and count a change of each pair that has them."""
+        hardware_id, model_id = self._hardware_id(hardware), self._model_id(model)
+        row = self._one(select(tables.hardware).where(_hardware.id == hardware_id).with_for_update())
+        known_hardware = hardware_from_row(row)
+        if (better := merge_hardware(known_hardware, hardware)) != known_hardware:
+            self._connection.execute(update(tables.hardware).where(_hardware.id == hardware_id).values(plain(better)))
+            self._bump(_pair.hardware_id == hardware_id)
+        row = self._one(select(tables.model).where(_model.id == model_id).with_for_update())
+        known_model = Model(name=row["name"], revision=row["revision"], facts=row["facts"])
+        if (fuller := merge_model(known_model, model)) != known_model:
+            self._connection.execute(update(tables.model).where(_model.id == model_id).values(plain(fuller)))
+            self._bump(_pair.model_id == model_id)
 
-    def _insert(self, table: Table, value: Hardware | Model) -> UUID:
-        row_id = new_id()
-        insert_rows(self._connection, table, [{"id": row_id, **plain(value)}])
-        return row_id
-
-    def _merge_hardware(self, row: RowMapping, merged: Hardware, known: Hardware) -> bool:
-        if merged == known:
-            return False
-        values = {"memory_gib": merged.memory_gib, "unified_memory": merged.unified_memory}
-        values["driver_memory_gib"] = merged.driver_memory_gib
-        where = _hardware.id == row["hardware_id"]
-        self._connection.execute(update(tables.hardware).where(where).values(values))
-        return True
-
-    def _merge_model(self, row: RowMapping, merged: Model, known: Model) -> bool:
-        if merged == known:
-            return False
-        values = {"revision": merged.revision, "facts": plain(merged.facts)}
-        self._connection.execute(update(tables.model).where(_model.id == row["model_id"]).values(values))
-        return True
+    def _bump(self, where: Any) -> None:
+        self._connection.execute(update(tables.pair).where(where).values(revision=_pair.revision + 1))
 
     def get(self, pair_id: UUID) -> Pair | None:
+        """Return the pair with that id."""
         return self._first(PAIRS.where(_pair.id == pair_id))
 
     def find(self, gpu: str, gpu_count: int, model: str) -> Pair | None:
-        row = self._named(gpu, gpu_count, model)
+        """Return the pair with exactly these names."""
+        names = {"gpu": gpu, "gpu_count": gpu_count, "model": model}
+        row = self._connection.execute(_NAMED, names).mappings().first()
         return None if row is None else pair_from_row(row)
 
     def names(self) -> tuple[PairName, ...]:
-        query = select(_pair.id, _hardware.gpu, _hardware.gpu_count, _model.name.label("model")).select_from(SOURCE)
+        """Return the names of all pairs, ordered by model, GPU and count."""
+        query = select(
+            _pair.id, _pair.observation_count, _hardware.gpu, _hardware.gpu_count, _model.name.label("model")
+        ).select_from(SOURCE)
         names = [PairName(**row) for row in self._connection.execute(query).mappings()]
         return tuple(sorted(names, key=lambda name: (name.model, name.gpu, name.gpu_count)))
 
     def page(self, search: str | None, after: PageKey | None, size: int) -> Page[Pair]:
+        """Return pairs whose GPU or model name holds ``search`` in any case, the newest pair first."""
         query = PAIRS
         if search:
             columns = (_model.name, _hardware.gpu)
@@ -157,20 +152,33 @@ class SqlPairs:
         return cut(self._all(newest_first(query, _pair.created_at, _pair.id, after, size)), size, pair_key)
 
     def of_model(self, model: str) -> tuple[Pair, ...]:
+        """Return all pairs of that model, oldest first: the ones that can lend evidence to each other."""
         return tuple(self._all(PAIRS.where(_model.name == model).order_by(_pair.created_at, _pair.id)))
 
     def posted_by(self, token_id: UUID) -> frozenset[UUID]:
-        observation = tables.observation.c
-        query = select(observation.pair_id).where(observation.token_id == token_id).distinct()
-        return frozenset(self._connection.execute(query).scalars())
+        """Return the ids of the pairs that hold an observation posted with that token."""
+        starts, accounts = tables.observation, tables.account
+        first = select(starts.c.pair_id).where(starts.c.token_id == token_id)
+        more = select(starts.c.pair_id).join(accounts, accounts.c.observation_id == starts.c.id)
+        found = self._connection.execute(first.union(more.where(accounts.c.token_id == token_id)))
+        return frozenset(found.scalars())
 
     def bump(self, pair_id: UUID) -> int:
-        self._remembered.clear()
+        """Increment and return the revision. Adding or retracting an observation already does this by itself."""
         statement = update(tables.pair).where(_pair.id == pair_id).values(revision=_pair.revision + 1)
         revision: int | None = self._connection.execute(statement.returning(_pair.revision)).scalar()
         if revision is None:
             raise NotFoundError(f"No pair has the id {pair_id}.")
         return revision
+
+    def drop_empty(self, pair_id: UUID) -> None:
+        """Remove a pair that nothing refers to any more: its starts were corrected to be of another."""
+        starts = exists().where(tables.observation.c.pair_id == pair_id)
+        answers = exists().where(tables.recommendation.c.pair_id == pair_id)
+        is_empty = self._connection.execute(select(~or_(starts, answers))).scalar()
+        if is_empty:
+            self._connection.execute(delete(tables.fit).where(tables.fit.c.pair_id == pair_id))
+            self._connection.execute(delete(tables.pair).where(_pair.id == pair_id))
 
     def _all(self, query: Select[Any]) -> list[Pair]:
         return [pair_from_row(row) for row in self._connection.execute(query).mappings()]
@@ -178,11 +186,13 @@ class SqlPairs:
     def _first(self, query: Select[Any]) -> Pair | None:
         return next(iter(self._all(query)), None)
 
-    def _one(self, query: Select[Any]) -> Pair:
-        return pair_from_row(self._connection.execute(query).mappings().one())
+    def _one(self, query: Select[Any]) -> Any:
+        return self._connection.execute(query).mappings().one()
+
+
+def _name_of(hardware: Hardware, model: Model) -> Name:
+    return hardware.gpu, hardware.gpu_count, model.name
 
 
 def _is_old_news(pair: Pair, hardware: Hardware, model: Model) -> bool:
-    if (pair.hardware, pair.model) == (hardware, model):
-        return True
     return merge_hardware(pair.hardware, hardware) == pair.hardware and merge_model(pair.model, model) == pair.model

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
 from kvyield_server.domain.answers import Advice, FitSummary, Question
+from kvyield_server.domain.facts.accounts import Account, FieldChange
 from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Observation, Outcome
 
 T = TypeVar("T")
@@ -41,12 +42,13 @@ class Page(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairName:
-    """What names a pair, and its id."""
+    """What names a pair, its id, and how many starts it has that are not retracted."""
 
     id: UUID
     gpu: str
     gpu_count: int
     model: str
+    observation_count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,10 +70,31 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredAccount:
+    """One telling of a start that was told more than once; ``token_id`` is the token that it was posted with."""
+
+    account: Account
+    token_id: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryEntry:
+    """What a second account or a correction changed in a row, by whom and when. ``action``: merge or correction."""
+
+    id: UUID
+    at: datetime
+    actor: str
+    action: Literal["merge", "correction"]
+    changes: tuple[FieldChange, ...]
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredObservation:
     """An observation as kept. ``token_id`` is the token that it was posted with.
 
     ``is_timed`` is False when nobody said when the start was: ``observed_at`` is then the time of its arrival.
+    ``other_token_ids`` are the tokens that posted further accounts of the start.
     """
 
     observation: Observation
@@ -82,6 +105,18 @@ class StoredObservation:
     is_timed: bool = True
     retracted_at: datetime | None = None
     retraction_reason: str | None = None
+    history: tuple[HistoryEntry, ...] = ()
+    other_token_ids: frozenset[UUID] = frozenset()
+
+    @property
+    def account(self) -> Account:
+        """The row as an account of itself."""
+        return Account(
+            observation=self.observation,
+            digest=self.content_digest,
+            received_at=self.received_at,
+            is_timed=self.is_timed,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

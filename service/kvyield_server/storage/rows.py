@@ -10,6 +10,7 @@ from uuid import UUID
 import msgspec
 
 from kvyield_server.domain.answers import Advice, FitSummary, Question
+from kvyield_server.domain.facts.accounts import Account, FieldChange
 from kvyield_server.domain.facts.observation import (
     Answer,
     Engine,
@@ -25,8 +26,10 @@ from kvyield_server.domain.facts.observation import (
 from kvyield_server.storage.records import (
     ApiToken,
     AuditEntry,
+    HistoryEntry,
     Pair,
     Role,
+    StoredAccount,
     StoredFit,
     StoredObservation,
     StoredRecommendation,
@@ -57,6 +60,8 @@ def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
         "received_at": stored.received_at,
         "is_timed": stored.is_timed,
         "token_id": stored.token_id,
+        "retracted_at": stored.retracted_at,
+        "retraction_reason": stored.retraction_reason,
         "host": it.host,
         "source": it.source,
         "gpu": it.hardware.gpu,
@@ -82,7 +87,12 @@ def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
     }
 
 
-def observation_from_row(row: Row, verifications: Iterable[Verification] = ()) -> StoredObservation:
+def observation_from_row(
+    row: Row,
+    verifications: Iterable[Verification] = (),
+    history: tuple[HistoryEntry, ...] = (),
+    other_token_ids: frozenset[UUID] = frozenset(),
+) -> StoredObservation:
     observation = Observation(
         id=row["id"],
         observed_at=row["observed_at"],
@@ -108,6 +118,53 @@ def observation_from_row(row: Row, verifications: Iterable[Verification] = ()) -
         is_timed=row["is_timed"] is not False,
         retracted_at=row["retracted_at"],
         retraction_reason=row["retraction_reason"],
+        history=history,
+        other_token_ids=other_token_ids,
+    )
+
+
+def account_to_row(observation_id: UUID, stored: StoredAccount) -> dict[str, Any]:
+    account = stored.account
+    return {
+        "content_digest": account.digest,
+        "observation_id": observation_id,
+        "received_at": account.received_at,
+        "token_id": stored.token_id,
+        "is_timed": account.is_timed,
+        "body": plain(account.observation),
+    }
+
+
+def account_from_row(row: Row) -> StoredAccount:
+    account = Account(
+        observation=_struct(row["body"], Observation),
+        digest=row["content_digest"],
+        received_at=row["received_at"],
+        is_timed=row["is_timed"],
+    )
+    return StoredAccount(account=account, token_id=row["token_id"])
+
+
+def history_to_row(observation_id: UUID, entry: HistoryEntry) -> dict[str, Any]:
+    return {
+        "id": entry.id,
+        "observation_id": observation_id,
+        "at": entry.at,
+        "actor": entry.actor,
+        "action": entry.action,
+        "reason": entry.reason,
+        "changes": plain(entry.changes),
+    }
+
+
+def history_from_row(row: Row) -> HistoryEntry:
+    return HistoryEntry(
+        id=row["id"],
+        at=row["at"],
+        actor=row["actor"],
+        action=row["action"],
+        reason=row["reason"],
+        changes=tuple(_struct(change, FieldChange) for change in row["changes"]),
     )
 
 

@@ -5,10 +5,7 @@ JSON and not JSONB on PostgreSQL: it returns numbers, and the order of keys, as 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import lru_cache
-from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -34,9 +31,6 @@ from sqlalchemy import (
 
 from kvyield_server.errors import InvalidError
 
-_MOST_TIMES = 256  # the starts of a batch were received at one moment
-_TEXT_OF_TIME = len("2026-05-30 22:00:23.000000")
-
 
 class UtcDateTime(TypeDecorator[datetime]):
     """An instant to the microsecond: aware on both sides, kept as UTC; a naive time is refused."""
@@ -50,18 +44,6 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value.tzinfo is None:
             raise InvalidError([("", "a time without a zone cannot be stored")])
         return value if value.tzinfo is UTC else value.astimezone(UTC)
-
-    def bind_processor(self, dialect: Dialect) -> Callable[[datetime | None], Any] | None:
-        """Return how a time becomes the driver's: on SQLite at once the text that SQLAlchemy would make of it."""
-        if dialect.name != "sqlite":
-            return super().bind_processor(dialect)
-
-        @lru_cache(_MOST_TIMES)
-        def bound(value: datetime | None) -> str | None:
-            moment = self.process_bind_param(value, dialect)
-            return None if moment is None else moment.isoformat(" ", "microseconds")[:_TEXT_OF_TIME]
-
-        return bound
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002 - SQLAlchemy's signature
         if value is None:
@@ -186,17 +168,23 @@ observation = Table(
     _partial_index("token_id IS NOT NULL", "token_id", "pair_id"),
 )
 
+alias = Table(
+    "alias",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("observation_id", ForeignKey("observation.id"), nullable=False),
+    Index(None, "observation_id"),
+)
+
 account = Table(
     "account",
     metadata,
     Column("content_digest", String, primary_key=True),
-    Column("id", Uuid, nullable=False),
     Column("observation_id", ForeignKey("observation.id"), nullable=False),
     Column("received_at", UtcDateTime, nullable=False),
     Column("token_id", ForeignKey("api_token.id")),
     Column("is_timed", Boolean, nullable=False),
     Column("body", Document, nullable=False),
-    Index(None, "id"),
     Index(None, "observation_id"),
     Index(None, "token_id"),
 )

@@ -1,4 +1,4 @@
-"""The token repository over SQL."""
+"""Bearer tokens by their hash."""
 
 from __future__ import annotations
 
@@ -17,24 +17,30 @@ from kvyield_server.storage.values import refuse_unstorable
 _it = tables.api_token.c
 
 
-class SqlTokens:
+class Tokens:
+    """Bearer tokens by their hash."""
+
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     def add(self, token: ApiToken) -> None:
+        """Keep a token. ConflictError when its id or hash is already stored."""
         refuse_unstorable(token)
         insert_rows(self._connection, tables.api_token, [token_to_row(token)])
 
     def by_hash(self, token_hash: str) -> ApiToken | None:
+        """Return the token with that hash, valid or not."""
         query = select(tables.api_token).where(_it.token_hash == token_hash)
         row = self._connection.execute(query).mappings().first()
         return None if row is None else token_from_row(row)
 
     def list(self) -> tuple[ApiToken, ...]:
+        """Return all tokens, newest first, the revoked and expired ones too."""
         query = select(tables.api_token).order_by(_it.created_at.desc(), _it.id.desc())
         return tuple(token_from_row(row) for row in self._connection.execute(query).mappings())
 
     def revoke(self, token_id: UUID, at: datetime) -> ApiToken:
+        """Mark a token as revoked; a second time changes nothing."""
         valid = (_it.id == token_id, _it.revoked_at.is_(None))
         self._connection.execute(update(tables.api_token).where(*valid).values(revoked_at=at))
         row = self._connection.execute(select(tables.api_token).where(_it.id == token_id)).mappings().first()
@@ -43,4 +49,5 @@ class SqlTokens:
         return token_from_row(row)
 
     def touch(self, token_id: UUID, at: datetime) -> None:
+        """Note when a token was last used; an unknown token is no error."""
         self._connection.execute(update(tables.api_token).where(_it.id == token_id).values(last_used_at=at))

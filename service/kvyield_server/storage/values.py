@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import re
-import secrets
-import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 import msgspec
+from uuid6 import uuid7
 
-from kvyield_server.domain.facts.observation import Facts, Hardware, Model
+from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import InvalidError
 
-_chance = random.Random(secrets.randbits(256))  # noqa: S311 - ids must be unique, not secret; os.urandom costs more than a post
-os.register_at_fork(after_in_child=lambda: _chance.seed(secrets.randbits(256)))
 _NUL_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
 def new_id() -> UUID:
-    """Return a UUIDv7 (RFC 9562), which sorts by the millisecond at which it was made. It is no secret."""
-    milliseconds = time.time_ns() // 1_000_000
-    chance = _chance.getrandbits(74)
-    high, low = chance >> 62, chance & (1 << 62) - 1
-    return UUID(int=milliseconds << 80 | 0x7 << 76 | high << 64 | 0x2 << 62 | low)
+    """Return a UUIDv7 (RFC 9562), which sorts by the millisecond at which it was made."""
+    return UUID(int=uuid7().int)
 
 
 def utc_now() -> datetime:
@@ -47,40 +39,24 @@ def _plain_mapping(value: object) -> dict[Any, Any]:
     raise TypeError(f"{type(value).__name__} cannot be stored")
 
 
-def to_json(value: object) -> str:
-    """Return JSON text that both databases take.
-
-    InvalidError for what one of them refuses: NaN and infinities, NUL characters and lone surrogates.
-    """
+def refuse_unstorable(value: object) -> None:
+    """Raise InvalidError for what some database refuses: NaN and infinities, NUL characters, lone surrogates."""
     try:
-        text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+        text = json.dumps(plain(value), allow_nan=False, ensure_ascii=False)
         text.encode()
     except ValueError as error:
         raise InvalidError([("", f"holds a value that cannot be stored: {error}")]) from error
     if "\\u0000" in text and _NUL_ESCAPE.search(text):
         raise InvalidError([("", "holds a NUL character, which cannot be stored")])
-    return text
-
-
-def refuse_unstorable(value: object) -> None:
-    """Raise InvalidError when any text or number within ``value`` is one that some database refuses."""
-    to_json(plain(value))
 
 
 def merge_hardware(known: Hardware, newer: Hardware) -> Hardware:
     """Return what is known after ``newer``: its attributes win where they are not None."""
-    return replace(
-        known,
-        memory_gib=known.memory_gib if newer.memory_gib is None else newer.memory_gib,
-        unified_memory=known.unified_memory if newer.unified_memory is None else newer.unified_memory,
-        driver_memory_gib=known.driver_memory_gib if newer.driver_memory_gib is None else newer.driver_memory_gib,
-    )
+    told = {each.name: getattr(newer, each.name) for each in fields(newer) if each.name not in ("gpu", "gpu_count")}
+    return replace(known, **{name: value for name, value in told.items() if value is not None})
 
 
 def merge_model(known: Model, newer: Model) -> Model:
     """Return what is known after ``newer``: its revision and each of its facts win where they are not None."""
-    return replace(known, revision=newer.revision or known.revision, facts=_merge_facts(known.facts, newer.facts))
-
-
-def _merge_facts(known: Facts, newer: Facts) -> Facts:
-    return {**known, **{name: value for name, value in newer.items() if value is not None}}
+    told = {name: value for name, value in newer.facts.items() if value is not None}
+    return replace(known, revision=newer.revision or known.revision, facts={**known.facts, **told})

@@ -19,14 +19,14 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from kvyield_server.errors import StorageUnavailableError
-from kvyield_server.storage.faults import translated, unavailable
-from kvyield_server.storage.statements import run
+from kvyield_server.storage.faults import is_race, translated, unavailable
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 GROUP_SIZE = 64  # PostgreSQL keeps up to 64 savepoints of a transaction in fast memory
 CAPACITY = 10_000
+MOST_RACES = 3
 
 
 class _UnreachableError(Exception):
@@ -42,21 +42,19 @@ class _Entry(Generic[U]):
     job: Callable[[U], Any]
     future: Future[Any]
     is_alone: bool = False
+    races: int = 0
 
 
 class Writer(Generic[U]):
     """Runs jobs in order of arrival. ``unit`` makes a unit of work of a connection that is in a transaction.
 
-    ``undone`` is called whenever something that a job wrote was, or may have been, undone. ``has_failed`` says that the
-    database did not take the last write.
+    ``has_failed`` says that the database did not take the last write. A job that lost a race with another process (a
+    deadlock, a key that was taken meanwhile) is run again, in a transaction of its own.
     """
 
-    def __init__(
-        self, engine: Engine, unit: Callable[[Connection], U], undone: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, engine: Engine, unit: Callable[[Connection], U]) -> None:
         self._engine = engine
         self._unit = unit
-        self._undone = undone
         self._queue: deque[_Entry[U]] = deque()
         self._wake = Condition()
         self._is_closing = False
@@ -124,12 +122,14 @@ class Writer(Generic[U]):
         else:
             self.has_failed = self._is_unwell if entries else self.has_failed
             for entry, tell in zip(entries, outcomes, strict=True):
-                tell(entry.future)
+                if tell is not None:
+                    tell(entry.future)
+            self._requeue([entry for entry, tell in zip(entries, outcomes, strict=True) if tell is None])
 
-    def _attempt(self, entries: Sequence[_Entry[U]]) -> list[Callable[[Future[Any]], None]]:
+    def _attempt(self, entries: Sequence[_Entry[U]]) -> list[Callable[[Future[Any]], None] | None]:
         self._is_unwell = False
         with self._transaction() as connection:
-            return [self._run(connection, entry.job) for entry in entries]
+            return [self._run(connection, entry) for entry in entries]
 
     @contextmanager
     def _transaction(self) -> Iterator[Connection]:
@@ -162,22 +162,23 @@ class Writer(Generic[U]):
 
     def _disconnect(self) -> None:
         """End the connection, and with it what is not committed: one that failed is not trusted with a rollback."""
-        self._undone()
         connection, self._connection = self._connection, None
         with suppress(SQLAlchemyError):
             if connection is not None:
                 connection.invalidate()
                 connection.close()
 
-    def _run(self, connection: Connection, job: Callable[[U], Any]) -> Callable[[Future[Any]], None]:
-        """Return how to tell the job's future, once the group is committed."""
+    def _run(self, connection: Connection, entry: _Entry[U]) -> Callable[[Future[Any]], None] | None:
+        """Return how to tell the job's future, once the group is committed; None when it is to be run again."""
         try:
-            run(connection, "SAVEPOINT job")
-            result = job(self._unit(connection))
-            run(connection, "RELEASE SAVEPOINT job")
+            connection.exec_driver_sql("SAVEPOINT job")
+            result = entry.job(self._unit(connection))
+            connection.exec_driver_sql("RELEASE SAVEPOINT job")
         except BaseException as error:
-            self._undone()
             _undo(connection, error)
+            if is_race(error) and entry.races < MOST_RACES:
+                entry.races += 1
+                return None
             failure = translated(error)
             self._is_unwell = self._is_unwell or isinstance(failure, StorageUnavailableError)
             if failure is not error:
@@ -190,6 +191,9 @@ class Writer(Generic[U]):
         if len(entries) == 1:
             self._fail(entries, error)
             return
+        self._requeue(entries)
+
+    def _requeue(self, entries: Sequence[_Entry[U]]) -> None:
         for entry in entries:
             entry.is_alone = True
         with self._wake:

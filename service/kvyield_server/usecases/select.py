@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from heapq import nlargest
 from uuid import UUID
 
+from kvyield_server.domain.facts.accounts import loose_gpu, loose_model
 from kvyield_server.domain.facts.observation import EngineName, Facts
 from kvyield_server.errors import AmbiguousError, InvalidError, NotFoundError
 from kvyield_server.storage.records import Pair, PairName
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_pair
 
-_GPU_VENDOR = re.compile(r"^\s*(nvidia|amd|intel)(\s*\((r|tm)\))?[\s\-_/]+(corporation\s+)?", re.IGNORECASE)
 _MOST_COMPARED = 2_000
 
 
@@ -47,16 +46,6 @@ def find_pair(uow: UnitOfWork, selector: Selector) -> Pair:
     pair = stored_pair(uow, selector.pair_id) if selector.pair_id else _by_names(uow, selector)
     _check_like(uow, selector.like, pair)
     return pair
-
-
-def loose_gpu(name: str) -> str:
-    """Return what is left of a GPU name after vendor, case, spaces and punctuation."""
-    return _letters(_GPU_VENDOR.sub("", name))
-
-
-def loose_model(name: str) -> str:
-    """Return what is left of a model name after its owner, case, spaces and punctuation."""
-    return _letters(name.rstrip("/").rsplit("/", 1)[-1])
 
 
 def _by_names(uow: UnitOfWork, selector: Selector) -> Pair:
@@ -117,10 +106,6 @@ def _check_like(uow: UnitOfWork, like: UUID | None, pair: Pair) -> None:
         raise NotFoundError(f"There is no observation {like}, which like names.")
     if stored.pair_id != pair.id:
         raise InvalidError([("/like", f"like is {like}, an observation of another pair; name one of this pair.")])
-
-
-def _letters(text: str) -> str:
-    return "".join(character for character in text.casefold() if character.isalnum())
 
 
 def _label(name: PairName) -> str:

@@ -1,0 +1,415 @@
+"""One start, one row: which accounts are of the same start, and what the row is that they make together.
+
+A start reaches the ledger several times: a watch posts it from the journal, an import from a file, a command from the
+engine's endpoint, a person by hand. The row is a function of the set of accounts, so that their order never matters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from kvyield_server.domain.facts.observation import (
+    NO_MEMORY_FLAGS,
+    EngineName,
+    Failure,
+    Flags,
+    Measurements,
+    Observation,
+    Outcome,
+    Phase,
+    Scalar,
+    Verification,
+)
+
+T = TypeVar("T")
+
+AT_ONCE = timedelta(seconds=2)
+"""How far apart two accounts may time one start: a process's start and its first log line, clocks of one second."""
+
+LARGEST_SHIFT = timedelta(hours=14)
+"""The zone furthest from UTC is UTC+14."""
+
+SHIFT_STEP = timedelta(minutes=15)
+"""Every zone in use is a whole number of quarters of an hour from UTC."""
+
+CLOCK_SLACK = timedelta(minutes=2)
+"""How much the clock of a host may be ahead of the service's."""
+
+FEWEST_FIGURES = 3
+"""Figures that two accounts must share, all equal, to be of one start though their times are a zone apart."""
+
+_SOURCE_RANKS = {"log": 3, "import": 3, "endpoint": 2, "manual": 1}
+_OUTCOME_RANKS = {Outcome.OOM_RUNTIME: 3, Outcome.OOM_STARTUP: 2, Outcome.REFUSED: 1}
+_RAW_FIGURES = ("kv_cache_gib", "free_before_load_gib", "free_after_load_gib", "weights_gib")
+_SERVING_FIGURES = ("free_at_ready_gib", "startup_seconds")
+_GPU_VENDOR = re.compile(r"^\s*(nvidia|amd|intel)(\s*\((r|tm)\))?[\s\-_/]+(corporation\s+)?", re.IGNORECASE)
+_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_ADDRESS = re.compile(r"[\d.]+|.*:.*")
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChange:
+    """A field of a start that changed; ``field`` is its dotted name, such as ``hardware.memory_gib``."""
+
+    field: str
+    before: object
+    after: object
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """One telling of a start. ``digest`` names its content; it was ``received_at`` the service at that time.
+
+    ``is_timed`` is False when the account says no time: ``observed_at`` is then the time of its arrival.
+    """
+
+    observation: Observation
+    digest: str
+    received_at: datetime
+    is_timed: bool = True
+
+    @property
+    def rank(self) -> int:
+        """How much its source is believed: a log before an endpoint before a person."""
+        return _SOURCE_RANKS.get(self.observation.source or "manual", 0)
+
+
+def loose_gpu(name: str) -> str:
+    """Return what is left of a GPU name after vendor, case, spaces and punctuation."""
+    return _letters(_GPU_VENDOR.sub("", name))
+
+
+def loose_model(name: str) -> str:
+    """Return what is left of a model name after its owner, case, spaces and punctuation."""
+    return _letters(name.rstrip("/").rsplit("/", 1)[-1])
+
+
+def short_host(host: str) -> str:
+    """Return a host's name without its domain; an address as it is."""
+    return host if _ADDRESS.fullmatch(host) else host.partition(".")[0]
+
+
+def is_other_start(one: Observation, other: Observation) -> str | None:
+    """Return the name of a field by which two observations under one id are of two starts, or None."""
+    pairs: tuple[tuple[str, Any, Any], ...] = (
+        ("hardware.gpu", loose_gpu(one.hardware.gpu), loose_gpu(other.hardware.gpu)),
+        ("hardware.gpu_count", one.hardware.gpu_count, other.hardware.gpu_count),
+        ("model.name", loose_model(one.model.name), loose_model(other.model.name)),
+        ("engine.name", one.engine.name, other.engine.name),
+        ("flags.fraction", one.fraction, other.fraction),
+        ("host", one.host and short_host(one.host).lower(), other.host and short_host(other.host).lower()),
+        ("flags.port", one.flags.get("port"), other.flags.get("port")),
+    )
+    return next((name for name, first, second in pairs if _contradict(first, second)), None)
+
+
+def is_same_start(one: Account, other: Account) -> bool:
+    """Say whether two accounts are of one start.
+
+    The same engine and GPUs always; no host, port or fraction that contradicts; and either times within two seconds, or
+    the same log read in two zones, or, where one has no time, the same host and pool.
+    """
+    first, second = one.observation, other.observation
+    are_timed, gap = one.is_timed and other.is_timed, abs(first.observed_at - second.observed_at)
+    if are_timed and gap > AT_ONCE and not is_zone_shift(gap):
+        return False
+    if _is_of_another_server(first, second) or _one_died_before_the_other_served(first, second):
+        return False
+    if not are_timed:
+        return _is_same_without_time(one, other)
+    return _is_same_at_once(one, other) if gap <= AT_ONCE else _is_same_log(one, other)
+
+
+def is_zone_shift(gap: timedelta) -> bool:
+    """Say whether two times may be one local time read in two zones."""
+    beyond = gap % SHIFT_STEP
+    return AT_ONCE < gap <= LARGEST_SHIFT + AT_ONCE and min(beyond, SHIFT_STEP - beyond) <= AT_ONCE
+
+
+def merged(accounts: Sequence[Account]) -> tuple[Observation, bool]:
+    """Return the start that the accounts tell together, and whether any of them says its time.
+
+    A log is believed before an endpoint and an endpoint before a person; among equals the account that says more. What
+    the believed account does not say is filled from the next. The order of accounts does not matter.
+    """
+    ranked = sorted(accounts, key=_belief, reverse=True)
+    timed = [account for account in ranked if account.is_timed]
+    told = [account.observation for account in ranked]
+    outcome, failure = _outcome(ranked)
+    measurements = _filled([each.measurements for each in told])
+    if outcome is not Outcome.READY and not _served(outcome, failure):
+        # figures of serving come from an account that took an unfinished start for a ready one
+        dead = _filled([each.measurements for each in told if each.outcome is not Outcome.READY])
+        measurements = replace(measurements, **{name: getattr(dead, name) for name in _SERVING_FIGURES})
+    observation = Observation(
+        id=told[0].id,
+        observed_at=_time(timed) if timed else min(each.observed_at for each in told),
+        hardware=_filled([each.hardware for each in told]),
+        model=replace(_filled([each.model for each in told]), facts=_facts(told)),
+        engine=_filled([each.engine for each in told]),
+        outcome=outcome,
+        flags=merged_flags([each.flags for each in told]),
+        measurements=measurements,
+        failure=failure,
+        verifications=_verifications(told),
+        host=_first(each.host for each in told),
+        source=_first(each.source for each in told),
+        recommendation_id=_first(each.recommendation_id for each in told),
+        log_excerpt=_first(each.log_excerpt for each in told),
+    )
+    return observation, bool(timed)
+
+
+def merged_flags(told: Sequence[Flags]) -> Flags:
+    """Return each flag as the first that gives it: a value before ``auto``, ``auto`` before null."""
+    result: dict[str, Scalar] = {}
+    for flags in told:
+        for name, value in flags.items():
+            known = result.get(name)
+            if name not in result or known is None or (known == "auto" and value is not None):
+                result[name] = value
+    return result
+
+
+def with_changes(start: Observation, changes: Iterable[FieldChange]) -> Observation:
+    """Return a start after changes of its hardware, model, engine or flags."""
+    for change in changes:
+        part, _, name = change.field.partition(".")
+        if part == "flags":
+            start = replace(start, flags={**start.flags, name: change.after})  # type: ignore[dict-item]  # a scalar
+        elif name.startswith("facts."):
+            facts = {**start.model.facts, name.removeprefix("facts."): change.after}
+            start = replace(start, model=replace(start.model, facts=facts))
+        else:
+            value = EngineName(str(change.after)) if change.field == "engine.name" else change.after
+            start = replace(start, **{part: replace(getattr(start, part), **{name: value})})
+    return start
+
+
+def differences(before: Observation, after: Observation) -> tuple[FieldChange, ...]:
+    """Return what two accounts of a start say otherwise, but for ids and verifications, by field."""
+    old, new = _flat(before), _flat(after)
+    return tuple(
+        FieldChange(name, old.get(name), new.get(name))
+        for name in dict.fromkeys((*old, *new))
+        if old.get(name) != new.get(name)
+    )
+
+
+def _flat(start: Observation) -> dict[str, object]:
+    parts: dict[str, Any] = {
+        "hardware": start.hardware,
+        "engine": start.engine,
+        "measurements": start.measurements,
+        "failure": start.failure,
+    }
+    flat: dict[str, object] = {
+        f"{part}.{each.name}": getattr(record, each.name)
+        for part, record in parts.items()
+        if record is not None
+        for each in fields(record)
+    }
+    flat |= {"model.name": start.model.name, "model.revision": start.model.revision}
+    flat |= {f"model.facts.{name}": value for name, value in start.model.facts.items()}
+    flat |= {f"flags.{name}": value for name, value in start.flags.items()}
+    names = ("outcome", "observed_at", "host", "source", "recommendation_id", "log_excerpt")
+    return flat | {name: getattr(start, name) for name in names}
+
+
+def _is_of_another_server(one: Observation, other: Observation) -> bool:
+    return (
+        one.engine.name is not other.engine.name
+        or _contradict(one.engine.variant, other.engine.variant)
+        or one.hardware.gpu_count != other.hardware.gpu_count
+        or loose_gpu(one.hardware.gpu) != loose_gpu(other.hardware.gpu)
+        or _contradict(one.host and short_host(one.host).lower(), other.host and short_host(other.host).lower())
+        or _contradict(one.fraction, other.fraction)
+        or _contradict(one.flags.get("port"), other.flags.get("port"))
+    )
+
+
+def _one_died_before_the_other_served(one: Observation, other: Observation) -> bool:
+    """A start that died before its pool and one that served a moment later are two: the second is the restart."""
+    for dead, ready in ((one, other), (other, one)):
+        phase = dead.failure.phase if dead.failure else Phase.UNKNOWN
+        is_early = dead.outcome is Outcome.REFUSED or (
+            dead.outcome is not Outcome.READY and phase in (Phase.LOAD, Phase.POOL)
+        )
+        if is_early and dead.measurements.pool_tokens is None and came_up(ready):
+            return True
+    return False
+
+
+def came_up(start: Observation) -> bool:
+    """Say whether a start was ready at some time."""
+    return start.outcome is Outcome.READY or _served(start.outcome, start.failure)
+
+
+def _served(outcome: Outcome, failure: Failure | None) -> bool:
+    is_serving = failure is not None and failure.phase is Phase.SERVING
+    return outcome is Outcome.OOM_RUNTIME or (outcome is Outcome.FAILED and is_serving)
+
+
+def _is_same_at_once(one: Account, other: Account) -> bool:
+    """Two starts of one host at one time have two ports; where a port is not known, the pool and figures tell."""
+    first, second = one.observation, other.observation
+    same_host = first.host is not None and second.host is not None
+    if same_host and first.flags.get("port") is not None and first.flags.get("port") == second.flags.get("port"):
+        return True
+    if loose_model(first.model.name) != loose_model(second.model.name):
+        return False
+    if _contradict(first.measurements.pool_tokens, second.measurements.pool_tokens):
+        return False
+    if one.rank == other.rank and _figures_contradict(first.measurements, second.measurements):
+        return False
+    return same_host or _agree(one, other)
+
+
+def _is_same_without_time(one: Account, other: Account) -> bool:
+    """An endpoint tells no time: its start is known by host, port and pool, and came up before it was asked."""
+    first, second = one.observation, other.observation
+    if first.host is None or second.host is None or not (came_up(first) and came_up(second)):
+        return False
+    pools = (first.measurements.pool_tokens, second.measurements.pool_tokens)
+    if None in pools or pools[0] != pools[1] or _flags_contradict(first.flags, second.flags):
+        return False
+    if _contradict(first.engine.version, second.engine.version):
+        return False
+    if loose_model(first.model.name) != loose_model(second.model.name) and first.flags.get("port") is None:
+        return False
+    for timed, timeless in ((one, other), (other, one)):
+        if timed.is_timed and timed.observation.observed_at > timeless.received_at + CLOCK_SLACK:
+            return False
+    return True
+
+
+def _is_same_log(one: Account, other: Account) -> bool:
+    """Say whether two accounts whose times are a zone apart are readings of one log.
+
+    Lines with a clock decide where both kept some. Else all that both tell must be equal, the time to start up too, and
+    the earlier account cannot have been posted before the later one says that the start was.
+    """
+    lines = [_clock_lines(each.observation.log_excerpt) for each in (one, other)]
+    if all(lines):
+        return not lines[0].isdisjoint(lines[1])
+    earlier, later = sorted((one, other), key=lambda account: account.received_at)
+    first, second = earlier.observation, later.observation
+    if first.host is None or second.host is None or first.measurements.startup_seconds is None:
+        return False
+    return second.observed_at <= earlier.received_at + CLOCK_SLACK and _agree(one, other)
+
+
+def _agree(one: Account, other: Account) -> bool:
+    """Say whether two accounts say the same of outcome, flags and enough figures, where both say something."""
+    first, second = one.observation, other.observation
+    if loose_model(first.model.name) != loose_model(second.model.name):
+        return False
+    if came_up(first) != came_up(second) or _flags_contradict(first.flags, second.flags):
+        return False
+    figures = [
+        (getattr(first.measurements, each.name), getattr(second.measurements, each.name))
+        for each in fields(Measurements)
+    ]
+    shared = [pair for pair in figures if None not in pair]
+    return len(shared) >= FEWEST_FIGURES and all(left == right for left, right in shared)
+
+
+def _clock_lines(excerpt: str | None) -> set[str]:
+    return {line.strip() for line in (excerpt or "").splitlines() if _CLOCK.search(line)}
+
+
+def _figures_contradict(one: Measurements, other: Measurements) -> bool:
+    return any(_contradict(getattr(one, name), getattr(other, name)) for name in _RAW_FIGURES)
+
+
+def _flags_contradict(one: Flags, other: Flags) -> bool:
+    """Say whether two sets of flags differ in one that both give; ``auto`` and null agree with anything."""
+    unsaid = (None, "auto")
+    return any(
+        one[name] != other[name]
+        for name in one.keys() & other.keys() - NO_MEMORY_FLAGS
+        if one[name] not in unsaid and other[name] not in unsaid
+    )
+
+
+def _contradict(one: object, other: object) -> bool:
+    return one is not None and other is not None and one != other
+
+
+def _belief(account: Account) -> tuple[int, int, str]:
+    return account.rank, _said(account.observation), account.digest
+
+
+def _said(start: Observation) -> int:
+    """Count what an account says."""
+    parts: Iterable[Any] = (start.hardware, start.engine, start.measurements, *filter(None, [start.failure]))
+    told = sum(getattr(part, each.name) is not None for part in parts for each in fields(part))
+    return told + sum(value is not None for value in start.flags.values()) + len(start.model.facts)
+
+
+def _outcome(ranked: Sequence[Account]) -> tuple[Outcome, Failure | None]:
+    """Return what became of a start: a death that some account explains, else ready, else whatever is said."""
+    told = [account.observation for account in ranked]
+    deaths = [each for each in ranked if _tells_a_death(each.observation)]
+    if not deaths:
+        if any(each.outcome is Outcome.READY for each in told):
+            return Outcome.READY, None
+        return told[0].outcome, told[0].failure
+    deaths.sort(key=lambda each: (each.rank, _OUTCOME_RANKS.get(each.observation.outcome, 0)), reverse=True)
+    outcome = deaths[0].observation.outcome
+    failures = [each.observation.failure for each in deaths if each.observation.failure is not None]
+    failure = _filled(failures) if failures else Failure()
+    phases = [each.phase for each in failures if each.phase is not Phase.UNKNOWN]
+    phase = phases[0] if phases else Phase.UNKNOWN
+    was_ready = any(each.outcome is Outcome.READY for each in told)
+    if phase is Phase.UNKNOWN and was_ready and outcome in (Outcome.OOM_RUNTIME, Outcome.FAILED):
+        phase = Phase.SERVING
+    return outcome, replace(failure, phase=phase)
+
+
+def _tells_a_death(start: Observation) -> bool:
+    """A ``failed`` without a cause, a phase or a word is of a log that ends in the middle of a start."""
+    if start.outcome is Outcome.FAILED:
+        return start.failure is not None and start.failure != Failure()
+    return start.outcome is not Outcome.READY
+
+
+def _time(ranked: Sequence[Account]) -> datetime:
+    """Return the believed account's time; where zones differ, the latest reading's, since readers learnt of zones."""
+    best = [account for account in ranked if account.rank == ranked[0].rank]
+    times = [account.observation.observed_at for account in best]
+    if max(times) - min(times) > AT_ONCE:
+        return max(best, key=lambda account: (account.received_at, account.digest)).observation.observed_at
+    return times[0]
+
+
+def _facts(told: Sequence[Observation]) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for each in reversed(told):
+        result |= {name: value for name, value in each.model.facts.items() if value is not None}
+    return result
+
+
+def _verifications(told: Sequence[Observation]) -> tuple[Verification, ...]:
+    every = [verification for each in told for verification in each.verifications]
+    return tuple(each for index, each in enumerate(every) if each not in every[:index])
+
+
+def _filled(told: Sequence[T]) -> T:
+    """Return the first of some records, each field that it leaves null filled from the next that says it."""
+    known: Any = told[0]
+    values = {each.name: _first(getattr(record, each.name) for record in told) for each in fields(known)}
+    filled: T = replace(known, **values)
+    return filled
+
+
+def _first(values: Iterable[T | None]) -> T | None:
+    return next((value for value in values if value is not None), None)
+
+
+def _letters(text: str) -> str:
+    return "".join(character for character in text.casefold() if character.isalnum())

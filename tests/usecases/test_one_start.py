@@ -1,0 +1,349 @@
+"""One start is one row, whoever tells it, in whatever order, and two starts are two."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from uuid6 import uuid7
+
+from kvyield_server.domain.facts.observation import (
+    Cause,
+    Engine,
+    EngineName,
+    Failure,
+    Hardware,
+    Measurements,
+    Model,
+    Observation,
+    Outcome,
+    Phase,
+    Verification,
+)
+from kvyield_server.errors import ConflictError
+from kvyield_server.storage.engine import open_storage
+from kvyield_server.storage.records import ObservationFilter, StoredObservation
+from kvyield_server.storage.uow import Storage
+from kvyield_server.usecases.record import Arrival, Recorded, record_all
+
+BEGUN = datetime(2026, 5, 30, 22, 0, 23, tzinfo=UTC)
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+GPU = Hardware(gpu="NVIDIA H200", gpu_count=8, memory_gib=139.8)
+LINES = "[2026-05-30 22:00:23] Load weight begin. avail mem=138.00 GB\n[2026-05-30 22:06:11] The server is fired up"
+FIGURES = {
+    "free_at_ready_gib": 6.1,
+    "free_before_load_gib": 138.0,
+    "free_after_load_gib": 70.5,
+    "startup_seconds": 348.0,
+}
+
+
+def log(at: datetime = BEGUN, **fields: Any) -> Observation:
+    """Return a start as a log tells it."""
+    flags = {"mem_fraction_static": 0.92, "port": 30000, "kv_cache_dtype": "bfloat16", "tp_size": 8}
+    return Observation(
+        **{
+            "id": uuid7(),
+            "observed_at": at,
+            "hardware": GPU,
+            "model": Model(name="moonshotai/Kimi-K2.6", facts={"num_hidden_layers": 61}),
+            "engine": Engine(name=EngineName.SGLANG, version="0.5.12"),
+            "outcome": Outcome.READY,
+            "flags": flags,
+            "measurements": Measurements(pool_tokens=192406, **FIGURES),
+            "host": "gpu-01",
+            "source": "log",
+            **fields,
+        }
+    )
+
+
+def endpoint(at: datetime = NOW, **fields: Any) -> Observation:
+    """Return the same start as its endpoint tells it: no time, no figures but the pool, the type not resolved."""
+    flags = {"mem_fraction_static": 0.92, "port": 30000, "kv_cache_dtype": "auto", "context_length": 200000}
+    model, figures = Model(name="/models/Kimi-K2.6"), Measurements(pool_tokens=192406)
+    return log(at, **{"flags": flags, "measurements": figures, "model": model, "source": "endpoint", **fields})
+
+
+def manual(**fields: Any) -> Observation:
+    """Return the same start as a person remembers it."""
+    figures = Measurements(pool_tokens=192400, free_at_ready_gib=6.0, graph_gib=1.2)
+    return log(
+        **{"measurements": figures, "flags": {"mem_fraction_static": 0.92, "port": 30000}, "source": "manual", **fields}
+    )
+
+
+def died(**fields: Any) -> Observation:
+    """Return the same start as a watch tells it after its death."""
+    failure = Failure(phase=Phase.SERVING, message="CUDA out of memory.", cause=Cause.GPU_MEMORY, prompt_tokens=150000)
+    return log(**{"outcome": Outcome.OOM_RUNTIME, "failure": failure, **fields})
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+    """An empty storage of each kind."""
+    urls = {"sqlite": f"sqlite:///{tmp_path / 'kvyield.db'}"}
+    with closing(open_storage(urls.get(request.param) or request.getfixturevalue("postgres_url"))) as storage:
+        yield storage
+
+
+def arrival(start: Observation, now: datetime = NOW) -> Arrival:
+    return Arrival(start, repr(replace(start, id=BEGUN)), None, now, actor="gpu-01")
+
+
+def post(storage: Storage, *starts: Observation, now: datetime = NOW) -> list[Any]:
+    """Post starts one by one; return what became of each."""
+    return [storage.write(record_all([arrival(each, now)])).result()[0] for each in starts]
+
+
+def rows(storage: Storage) -> list[StoredObservation]:
+    with storage.read() as uow:
+        return list(uow.observations.page(ObservationFilter(), None, 500).items)
+
+
+ACCOUNTS = {
+    "log and endpoint": [log(), endpoint()],
+    "log, endpoint and person": [log(), endpoint(), manual()],
+    "ready, then dead": [log(), died()],
+    "ready twice and dead": [log(), endpoint(), died(measurements=Measurements(pool_tokens=192406))],
+    "two seconds apart": [log(), log(BEGUN + timedelta(seconds=2), source="import")],
+    "verified in both": [
+        log(verifications=(Verification(prompt_tokens=60010, passed=True),)),
+        endpoint(
+            verifications=(Verification(prompt_tokens=60010, passed=True), Verification(prompt_tokens=9, passed=True))
+        ),
+    ],
+    "unfinished": [log(outcome=Outcome.FAILED, measurements=Measurements(pool_tokens=192406), failure=None), log()],
+    "a death at the graphs that was taken for ready": [
+        log(measurements=Measurements(pool_tokens=192406, free_at_ready_gib=10.37)),
+        log(
+            outcome=Outcome.OOM_STARTUP,
+            failure=Failure(phase=Phase.GRAPH_CAPTURE, message="CUDA out of memory."),
+            measurements=Measurements(pool_tokens=192406),
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", ACCOUNTS)
+def test_the_order_of_accounts_does_not_matter(storage: Storage, name: str) -> None:
+    """In every order the accounts make one row, and the same row; replays change nothing."""
+    made: list[tuple[Any, ...]] = []
+    for number, order in enumerate(permutations(ACCOUNTS[name])):
+        host = f"gpu-{number}"
+        own = [replace(each, id=uuid7(), host=host) for each in order]
+        first = post(storage, *own)
+        again = post(storage, *own)
+        assert first[0].is_new
+        assert not any(each.is_new for each in again)
+        assert len({each.stored.observation.id for each in again}) == 1
+        with storage.read() as uow:
+            (stored,) = uow.observations.page(ObservationFilter(host=host), None, 10).items
+            for each in own:
+                found = uow.observations.get(each.id)
+                assert found is not None
+                assert found.observation.id == stored.observation.id
+        start = stored.observation
+        made.append((replace(start, id=BEGUN, host=None), stored.is_timed))  # type: ignore[arg-type]
+    assert all(each == made[0] for each in made)
+
+
+def test_a_log_is_believed_and_nulls_are_filled(storage: Storage) -> None:
+    """What the log says stands, what it lacks comes from the endpoint, then from the person; the rest is kept."""
+    post(storage, manual(), endpoint(), log())
+    (stored,) = rows(storage)
+    start = stored.observation
+    assert start.measurements.pool_tokens == 192406
+    assert (start.measurements.free_at_ready_gib, start.measurements.graph_gib) == (6.1, 1.2)
+    assert start.flags["kv_cache_dtype"] == "bfloat16"
+    assert start.flags["context_length"] == 200000
+    assert start.model.name == "moonshotai/Kimi-K2.6"
+    assert (start.observed_at, start.source) == (BEGUN, "log")
+    changes = {each.field: (each.before, each.after) for entry in stored.history for each in entry.changes}
+    assert changes["measurements.pool_tokens"] == (192400, 192406)
+    assert {entry.actor for entry in stored.history} == {"gpu-01"}
+    with storage.read() as uow:
+        (pair,) = uow.pairs.page(None, None, 10).items
+    assert (pair.model.name, pair.observation_count, pair.last_observed_at) == ("moonshotai/Kimi-K2.6", 1, BEGUN)
+
+
+def test_a_death_keeps_the_pool_and_is_not_taken_back(storage: Storage) -> None:
+    """Ready becomes dead with phase serving; another ready account does not revive it."""
+    vague = died(failure=Failure(message="CUDA out of memory."), measurements=Measurements(), outcome=Outcome.FAILED)
+    post(storage, log(), vague, endpoint(BEGUN))
+    (stored,) = rows(storage)
+    assert stored.observation.outcome is Outcome.FAILED
+    assert stored.observation.failure is not None
+    assert stored.observation.failure.phase is Phase.SERVING
+    assert stored.observation.measurements.pool_tokens == 192406
+
+
+def test_a_figure_of_a_start_that_was_not_ready_is_not_free_at_ready(storage: Storage) -> None:
+    """The bound that an unfinished reading took for free memory at ready goes when the start died before."""
+    post(storage, *ACCOUNTS["a death at the graphs that was taken for ready"])
+    (stored,) = rows(storage)
+    assert stored.observation.outcome is Outcome.OOM_STARTUP
+    assert stored.observation.measurements.free_at_ready_gib is None
+    assert stored.observation.measurements.pool_tokens == 192406
+
+
+@pytest.mark.parametrize("hours", [2, -5, 5.5, 9])
+@pytest.mark.parametrize("kept", ["lines", "figures"])
+def test_a_log_that_was_read_in_another_zone_is_known(storage: Storage, hours: float, kept: str) -> None:
+    """A row of before zones were known is found by its log's lines, or by every figure with the time to start up."""
+    excerpt = LINES if kept == "lines" else None
+    old = log(BEGUN + timedelta(hours=hours), log_excerpt=excerpt)
+    post(storage, old, now=BEGUN + timedelta(days=1))
+    (again,) = post(storage, log(log_excerpt=excerpt))
+    assert not again.is_new
+    (stored,) = rows(storage)
+    assert stored.observation.observed_at == BEGUN
+
+
+OTHERS = {
+    "three minutes later": log(BEGUN + timedelta(minutes=3)),
+    "an hour later, other lines": log(
+        BEGUN + timedelta(hours=1),
+        log_excerpt=LINES.replace("22:0", "23:0"),
+        measurements=Measurements(pool_tokens=192406),
+    ),
+    "an hour later, another time to start up": log(
+        BEGUN + timedelta(hours=1),
+        measurements=Measurements(pool_tokens=192406, **{**FIGURES, "startup_seconds": 351.0}),
+    ),
+    "another port": log(flags={"mem_fraction_static": 0.92, "port": 30001}),
+    "another fraction": log(flags={"mem_fraction_static": 0.9}),
+    "another host": log(host="gpu-02"),
+    "other GPUs": log(hardware=Hardware(gpu="NVIDIA H200", gpu_count=4)),
+    "another engine": log(engine=Engine(name=EngineName.VLLM), flags={"gpu_memory_utilization": 0.92}),
+    "another half, ports unknown": log(
+        flags={"mem_fraction_static": 0.92}, measurements=Measurements(pool_tokens=192000, **FIGURES)
+    ),
+    "another model, ports unknown": log(flags={"mem_fraction_static": 0.92}, model=Model(name="Qwen/Qwen3-8B")),
+    "died before its pool a second earlier": log(
+        BEGUN - timedelta(seconds=1),
+        outcome=Outcome.REFUSED,
+        measurements=Measurements(),
+        failure=Failure(phase=Phase.POOL),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("is_first", [False, True], ids=["second", "first"])
+def test_two_starts_are_two_rows(storage: Storage, name: str, is_first: bool) -> None:
+    """What differs by more than an account can is another start, in either order."""
+    both = [log(log_excerpt=LINES), replace(OTHERS[name], id=uuid7())]
+    told = post(storage, *(reversed(both) if is_first else both))
+    assert [each.is_new for each in told] == [True, True]
+    assert len(rows(storage)) == 2
+
+
+def test_an_endpoint_without_a_time_tells_the_newest_start_before_it(storage: Storage) -> None:
+    """Of two starts with the same pool the endpoint tells the newer one, and never one that came later."""
+    post(storage, log(), log(BEGUN + timedelta(hours=3)))
+    (told,) = post(storage, endpoint())
+    assert told.stored.observation.observed_at == BEGUN + timedelta(hours=3)
+    late = BEGUN + timedelta(days=10)
+    (new,) = post(storage, log(late), now=late + timedelta(hours=1))
+    assert new.is_new
+
+
+def test_an_endpoint_after_a_death_is_another_start(storage: Storage) -> None:
+    """A server that answers after its start is known to have died was started again."""
+    post(storage, log(), died())
+    (told,) = post(storage, endpoint(NOW + timedelta(hours=1)), now=NOW + timedelta(hours=1))
+    assert told.is_new
+
+
+def test_two_rows_that_turn_out_to_be_one_start_become_one(storage: Storage) -> None:
+    """The endpoint's row and the row of a log without a pool are joined by the whole log; both ids find it."""
+    poor = log(measurements=Measurements(), outcome=Outcome.FAILED)
+    asked, whole = endpoint(), log()
+    assert [each.is_new for each in post(storage, asked, poor)] == [True, True]
+    verification = Verification(prompt_tokens=60010, passed=True)
+    storage.write(lambda uow: uow.observations.add_verification(asked.id, verification)).result()
+    (told,) = post(storage, whole)
+    assert not told.is_new
+    (stored,) = rows(storage)
+    assert stored.observation.verifications == (verification,)
+    with storage.read() as uow:
+        assert [uow.observations.get(each.id) for each in (asked, poor, whole)] == [stored] * 3
+        (pair,) = uow.pairs.page(None, None, 10).items
+    assert pair.observation_count == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": Model(name="Qwen/Qwen3-8B")},
+        {"hardware": Hardware(gpu="NVIDIA H100", gpu_count=8)},
+        {"engine": Engine(name=EngineName.VLLM), "flags": {"gpu_memory_utilization": 0.92}},
+        {"flags": {"mem_fraction_static": 0.9}},
+        {"host": "gpu-02"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_one_id_is_never_of_two_starts(storage: Storage, changes: dict[str, Any]) -> None:
+    """The same id with another GPU, model, engine, fraction or host is a conflict that names the field."""
+    first = log()
+    post(storage, first)
+    (conflict,) = post(storage, replace(first, **changes))
+    assert isinstance(conflict, ConflictError)
+    assert len(rows(storage)) == 1
+    with storage.read() as uow:
+        assert len(uow.pairs.names()) == 1
+
+
+def test_one_id_with_more_to_say_is_a_further_account(storage: Storage) -> None:
+    """The same id with other figures is merged, not refused."""
+    first = manual()
+    (new, more) = post(storage, first, replace(first, source="log", measurements=log().measurements))
+    assert (new.is_new, more.is_new) == (True, False)
+    assert more.stored.observation.measurements.pool_tokens == 192406
+
+
+def test_accounts_within_one_write_are_merged_too(storage: Storage) -> None:
+    """A batch that holds several accounts of a start, and a second start, makes two rows."""
+    starts = [log(), endpoint(), manual(), log(host="gpu-02"), died()]
+    told = storage.write(record_all([arrival(each) for each in starts])).result()
+    assert all(isinstance(each, Recorded) for each in told)
+    assert [each.is_new for each in told] == [True, False, False, True, False]
+    assert {each.observation.outcome for each in rows(storage)} == {Outcome.OOM_RUNTIME, Outcome.READY}
+
+
+def shuffled(starts: Sequence[Observation], seed: int) -> list[Observation]:
+    chosen = list(starts)
+    random.Random(seed).shuffle(chosen)
+    return chosen
+
+
+def test_two_replicas_tell_one_start_at_once(postgres_url: str) -> None:
+    """Several accounts of many starts, posted to two services at the same time in any order, make one row each."""
+    told = [
+        replace(each, host=f"gpu-{number}", id=uuid7())
+        for number in range(12)
+        for each in (log(), endpoint(), manual(), died(), log())
+    ]
+    with closing(open_storage(postgres_url)) as one, closing(open_storage(postgres_url)) as two:
+        with ThreadPoolExecutor(8) as pool:
+            jobs = [
+                pool.submit(lambda storage=storage, each=each: storage.write(record_all([arrival(each)])).result())
+                for seed, storage in enumerate((one, two))
+                for each in shuffled(told, seed)
+            ]
+            assert all(isinstance(job.result()[0], Recorded) for job in jobs)
+        assert sorted(each.observation.host or "" for each in rows(one)) == sorted(
+            f"gpu-{number}" for number in range(12)
+        )
+        assert {each.observation.outcome for each in rows(two)} == {Outcome.OOM_RUNTIME}
+        with one.read() as uow:
+            assert [pair.observation_count for pair in uow.pairs.page(None, None, 10).items] == [12]
