@@ -191,8 +191,8 @@ def revoke_token(database: str | None, which: str) -> None:
 def export(database: str | None, form: str, pair_id: UUID | None) -> None:
     """Write the ledger to standard output, newest first."""
     from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson
+    from kvyield_server.storage.records import ObservationFilter
     from kvyield_server.usecases.export import export as pages
-    from kvyield_server.usecases.ports import ObservationFilter
 
     encode = csv_lines if form == "csv" else ndjson
     with _storage(settings_from(database=database)) as storage:

@@ -4,6 +4,7 @@ KvyieldError
 ├── NotFoundError            nothing has that id or name; ``nearest`` holds names that come close
 ├── AmbiguousError           several things match; ``matches`` lists them
 ├── ConflictError            the write contradicts what is stored
+│   └── RetractedError       the start was retracted: nothing more is taken for it
 ├── InvalidError             the input is not valid; ``errors`` holds a pointer and a sentence each
 ├── UnauthenticatedError     no token, or one that is unknown, expired or revoked
 ├── ForbiddenError           the token's role does not allow this
@@ -51,10 +52,17 @@ class AmbiguousError(KvyieldError):
 
 
 class ConflictError(KvyieldError):
-    """The write contradicts what is stored, such as the same id with other content."""
+    """The write contradicts what is stored, such as the same id for another start."""
 
     code = "conflict"
     title = "Conflict"
+
+
+class RetractedError(ConflictError):
+    """The start was retracted, so that nothing more is taken for it."""
+
+    code = "retracted"
+    title = "Retracted"
 
 
 class InvalidError(KvyieldError):

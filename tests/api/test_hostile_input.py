@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from litestar.testing import TestClient
 
+from _storages import fresh_storage
 from api.conftest import Client
 from api.samples import NAMES, changed, start
 from kvyield_server.api import request
@@ -20,8 +21,6 @@ from kvyield_server.api.request import LARGE_BODY_BYTES
 from kvyield_server.app import create_app
 from kvyield_server.schemas.strict import decode
 from kvyield_server.settings import Settings
-from _storages import fresh_storage
-from kvyield_server.storage.uow import Storage
 
 JSON = {"content-type": "application/json"}
 QUESTION: dict[str, Any] = {**NAMES, "target_tokens": 200_000}

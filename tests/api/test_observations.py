@@ -46,14 +46,15 @@ def test_absent_and_null_are_the_same_content(client: Client) -> None:
 
 
 def test_a_flag_known_to_be_off_is_other_content(client: Client) -> None:
-    """In flags, null says off and absent says unknown: these are two contents."""
+    """In flags, null says off and absent says unknown: of one start the row says what is known."""
     client.post("/observations", json=start(id=None))
     flags = {**start()["flags"], "quantization": None}
-    assert client.post("/observations", json=start(id=None, flags=flags)).status_code == 201
+    answer = client.post("/observations", json=start(id=None, flags=flags))
+    assert (answer.status_code, answer.json()["flags"]["quantization"]) == (200, None)
 
 
 def test_the_same_id_with_other_content_is_a_conflict(client: Client) -> None:
-    """An id names one content for ever."""
+    """An id names one start."""
     client.post("/observations", json=start())
     answer = client.post("/observations", json=start(host="gpu-02"))
     assert (answer.status_code, answer.json()["type"]) == (409, "/problems/conflict")

@@ -40,6 +40,7 @@ MAY: dict[Route, set[Any]] = {
     ("POST", "/observations"): POSTERS,
     ("POST", "/observations/batch"): POSTERS,
     ("GET", "/observations/{observation_id:uuid}"): READERS,
+    ("POST", "/observations/{observation_id:uuid}/corrections"): POSTERS,
     ("POST", "/observations/{observation_id:uuid}/retraction"): MANAGERS,
     ("POST", "/observations/{observation_id:uuid}/verifications"): POSTERS,
     ("GET", "/pairs"): READERS,

@@ -12,21 +12,14 @@ import pytest
 import structlog
 from litestar.testing import TestClient
 
+from _storages import fresh_storage
 from api.conftest import Client
 from api.samples import start
 from kvyield_server.api.router import API
 from kvyield_server.app import create_app
 from kvyield_server.schemas import batch, observations, pairs, predictions, recommendations
 from kvyield_server.settings import Settings
-from _storages import fresh_storage
 from kvyield_server.storage.uow import Storage
-
-
-class Outdated(Storage):
-    """A storage whose schema is of another version."""
-
-    def migration_current(self) -> bool:
-        return False
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
@@ -50,17 +43,20 @@ def test_a_closed_database_is_not_ready_and_still_alive(client: Client, storage:
     assert client.post("/observations/batch", json={"observations": [start()]}).status_code == 503
 
 
-class Slow(MemoryStorage):
+class Slow:
     """A storage whose snapshots are not given out before it is told so."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.storage = fresh_storage()
         self.may_read = Event()
         self.may_read.set()
 
     def read(self) -> Any:
         self.may_read.wait(20)
-        return super().read()
+        return self.storage.read()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.storage, name)
 
 
 def test_long_reads_hold_up_neither_posts_nor_probes() -> None:
@@ -77,10 +73,10 @@ def test_long_reads_hold_up_neither_posts_nor_probes() -> None:
         assert [read.result().status_code for read in reads] == [200] * 3
 
 
-def test_an_old_schema_is_not_ready() -> None:
+def test_an_old_schema_is_not_ready(client: Client, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """Readiness tells that the database needs a migration."""
-    with TestClient(create_app(Settings(), Outdated())) as client:
-        answer = client.get("/health/ready")
+    monkeypatch.setattr(storage, "migration_current", lambda: False)
+    answer = client.get("/health/ready")
     assert (answer.status_code, answer.json()["type"]) == (503, "/problems/migration_needed")
 
 

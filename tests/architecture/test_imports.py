@@ -13,13 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SERVER = ROOT / "service" / "kvyield_server"
 CLIENT = ROOT / "clients" / "python" / "kvyield"
 
+STORED = {"storage.records", "storage.uow", "storage.values"}  # stored forms and the unit of work that jobs are given
 ALLOWED = {
     "domain": {"domain"},
     "schemas": {"schemas", "domain"},
     "storage": {"storage", "domain", "errors"},
     "usecases": {"usecases", "domain", "storage", "errors"},
-    "api": {"api", "schemas", "usecases", "domain.answers", "errors", "settings"},
-    "pages": {"pages", "api", "schemas", "usecases", "domain", "errors", "settings"},
+    "api": {"api", "schemas", "usecases", *STORED, "domain.answers", "errors", "settings"},
+    "pages": {"pages", "api", "schemas", "usecases", *STORED, "domain", "errors", "settings"},
 }
 COMPOSING = {"app.py", "cli.py", "serving.py", "__main__.py"}
 

@@ -10,12 +10,12 @@ from uuid import uuid4
 import pytest
 from litestar.testing import TestClient
 
+from _storages import fresh_storage
 from kvyield_server.app import create_app
 from kvyield_server.pages.session import safe_next
 from kvyield_server.settings import Settings
-from _storages import fresh_storage
-from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.records import Role
+from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.tokens import new_token
 from pages.samples import MODEL, worked_case
 

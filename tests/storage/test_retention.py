@@ -15,7 +15,7 @@ from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases import retention
-from kvyield_server.usecases.record import Arrival, record_all
+from kvyield_server.usecases.record import Arrival, record
 from storage.samples import start
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -24,8 +24,8 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 def filled(storage: Storage) -> list[str]:
     """Store six starts a day apart, the newest first, and retract the second; return their ids."""
     starts = [start(observed_at=NOW - timedelta(days=days)) for days in range(1, 7)]
-    arrivals = [Arrival(each, str(each.id), None, NOW) for each in starts]
-    storage.write(record_all(arrivals)).result()
+    arrivals = [Arrival(each, str(each.id), None, NOW, "loopback") for each in starts]
+    storage.write(record(arrivals)).result()
     storage.write(lambda uow: uow.observations.retract(starts[1].id, "wrong host", NOW)).result()
     return [str(each.id) for each in starts]
 

@@ -12,7 +12,7 @@ import pytest
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import Storage, UnitOfWork
-from kvyield_server.usecases.record import Recorded, record
+from kvyield_server.usecases.record import Arrival, Outcome, record
 from storage.samples import minutes, recording, start
 
 THREADS = 8
@@ -106,16 +106,16 @@ def test_eight_threads_write_at_once(storage: Storage) -> None:
     assert pair.observation_count == pair.revision == count(storage) == 25 * THREADS
 
 
-def once(digest: str) -> Callable[[UnitOfWork], Recorded]:
+def once(digest: str) -> Callable[[UnitOfWork], list[Outcome]]:
     """Return the job that records a start with that content."""
-    return record(start(), digest, token_id=None, now=minutes(9))
+    return record([Arrival(start(), digest, None, minutes(9), "loopback")])
 
 
 def test_eight_threads_post_the_same_content(storage: Storage) -> None:
     """One of them stores it and all of them get what is stored."""
     with ThreadPoolExecutor(THREADS) as pool:
         futures = list(pool.map(lambda number: storage.write(once(f"{number % 5}")), range(100)))
-    ids = {future.result().stored.observation.id for future in futures}
+    ids = {future.result()[0].stored.observation.id for future in futures}
     assert len(ids) == count(storage) == 5
 
 

@@ -13,7 +13,7 @@ from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware
 from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.export import PAGE_SIZE, export
-from kvyield_server.usecases.record import record
+from kvyield_server.usecases.record import Arrival, record
 
 NOON = datetime(2026, 5, 30, 12, tzinfo=UTC)
 
@@ -51,7 +51,7 @@ def test_pages_are_read_one_at_a_time() -> None:
 
     def fill(uow: UnitOfWork) -> None:
         for item in starts:
-            record(item, str(item.id), token_id=None, now=NOON)(uow)
+            record([Arrival(item, str(item.id), None, NOON, "loopback")])(uow)
 
     storage.storage.write(fill).result()
     pages = export(storage, ObservationFilter())

@@ -25,7 +25,7 @@ from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.deployments import subject_of
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.recommend import AnswerCache, recommend
-from kvyield_server.usecases.record import record
+from kvyield_server.usecases.record import Arrival, record
 from kvyield_server.usecases.refit import refit
 from kvyield_server.usecases.select import Selector
 
@@ -66,7 +66,7 @@ def post(storage: Storage, fraction: float, *, gpu: str = GPU, **hardware: Any) 
         flags={"mem_fraction_static": fraction, "tp_size": 1},
         measurements=Measurements(pool_tokens=pool, free_at_ready_gib=free),
     )
-    storage.write(record(start, str(start.id), token_id=None, now=NOON)).result()
+    storage.write(record([Arrival(start, str(start.id), None, NOON, "loopback")])).result()
     return start
 
 

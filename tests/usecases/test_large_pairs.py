@@ -19,7 +19,7 @@ from kvyield_server.domain.facts.observation import (
     Outcome,
 )
 from kvyield_server.usecases import fits
-from kvyield_server.usecases.record import Arrival, record_all
+from kvyield_server.usecases.record import Arrival, record
 
 NOON = datetime(2026, 5, 30, 12, tzinfo=UTC)
 
@@ -39,7 +39,7 @@ def starts(gpu: str, count: int) -> list[Arrival]:
             flags={"mem_fraction_static": fraction},
             measurements=Measurements(pool_tokens=round(1_000_000 * (fraction - 0.2))),
         )
-        made.append(Arrival(observation, str(observation.id), None, NOON))
+        made.append(Arrival(observation, str(observation.id), None, NOON, "loopback"))
     return made
 
 
@@ -48,7 +48,7 @@ def test_the_newest_starts_of_a_large_pair_are_used_and_it_is_said(monkeypatch: 
     monkeypatch.setattr(fits, "MOST_STARTS", 20)
     monkeypatch.setattr(fits, "MOST_LENT", 5)
     storage = fresh_storage()
-    storage.write(record_all([*starts("A", 30), *starts("B", 10)])).result()
+    storage.write(record([*starts("A", 30), *starts("B", 10)])).result()
     with storage.read() as uow, ThreadPoolExecutor(1) as executor:
         pair = uow.pairs.find("A", 1, "m")
         assert pair is not None

@@ -32,7 +32,7 @@ from kvyield_server.errors import ConflictError
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter, StoredObservation
 from kvyield_server.storage.uow import Storage
-from kvyield_server.usecases.record import Arrival, Recorded, record_all
+from kvyield_server.usecases.record import Arrival, Recorded, record
 
 BEGUN = datetime(2026, 5, 30, 22, 0, 23, tzinfo=UTC)
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -96,12 +96,12 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]
 
 
 def arrival(start: Observation, now: datetime = NOW) -> Arrival:
-    return Arrival(start, repr(replace(start, id=BEGUN)), None, now, actor="gpu-01")
+    return Arrival(start, repr(replace(start, id=BEGUN)), None, now, "gpu-01", is_timed=start.observed_at != now)
 
 
 def post(storage: Storage, *starts: Observation, now: datetime = NOW) -> list[Any]:
     """Post starts one by one; return what became of each."""
-    return [storage.write(record_all([arrival(each, now)])).result()[0] for each in starts]
+    return [storage.write(record([arrival(each, now)])).result()[0] for each in starts]
 
 
 def rows(storage: Storage) -> list[StoredObservation]:
@@ -314,7 +314,7 @@ def test_one_id_with_more_to_say_is_a_further_account(storage: Storage) -> None:
 def test_accounts_within_one_write_are_merged_too(storage: Storage) -> None:
     """A batch that holds several accounts of a start, and a second start, makes two rows."""
     starts = [log(), endpoint(), manual(), log(host="gpu-02"), died()]
-    told = storage.write(record_all([arrival(each) for each in starts])).result()
+    told = storage.write(record([arrival(each) for each in starts])).result()
     assert all(isinstance(each, Recorded) for each in told)
     assert [each.is_new for each in told] == [True, False, False, True, False]
     assert {each.observation.outcome for each in rows(storage)} == {Outcome.OOM_RUNTIME, Outcome.READY}
@@ -336,7 +336,7 @@ def test_two_replicas_tell_one_start_at_once(postgres_url: str) -> None:
     with closing(open_storage(postgres_url)) as one, closing(open_storage(postgres_url)) as two:
         with ThreadPoolExecutor(8) as pool:
             jobs = [
-                pool.submit(lambda storage=storage, each=each: storage.write(record_all([arrival(each)])).result())
+                pool.submit(lambda storage=storage, each=each: storage.write(record([arrival(each)])).result())
                 for seed, storage in enumerate((one, two))
                 for each in shuffled(told, seed)
             ]

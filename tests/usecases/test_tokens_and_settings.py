@@ -15,9 +15,10 @@ from kvyield_server.domain.legacy.fit import PairFit
 from kvyield_server.errors import AmbiguousError, ConflictError, InvalidError, NotFoundError
 from kvyield_server.settings import Settings, settings_from, shown, without_password
 from kvyield_server.storage.engine import open_storage
+from kvyield_server.storage.records import Pair
+from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.backup import backup, restore
 from kvyield_server.usecases.fits import FitCache
-from kvyield_server.usecases.ports import Pair, UnitOfWork
 from kvyield_server.usecases.refit import refit
 from kvyield_server.usecases.tokens import create, described, expiry, revoke
 

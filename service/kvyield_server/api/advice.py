@@ -30,10 +30,12 @@ from kvyield_server.schemas.recommendations import (
     recommendation_out,
 )
 from kvyield_server.schemas.selectors import NamedIn, selector_fields, selector_kept
+from kvyield_server.storage.records import StoredRecommendation
+from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.values import new_id
 from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, stored_recommendation
 from kvyield_server.usecases.deployments import Subject, subject_of
-from kvyield_server.usecases.ports import StoredRecommendation, UnitOfWork, new_id
 from kvyield_server.usecases.predict import predict
 from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector

@@ -15,7 +15,8 @@ from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.services import services_of
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.paging import PageQuery
-from kvyield_server.usecases.ports import AuditEntry, UnitOfWork
+from kvyield_server.storage.records import AuditEntry
+from kvyield_server.storage.uow import UnitOfWork
 
 
 class AuditEntryOut(Struct, frozen=True, kw_only=True):

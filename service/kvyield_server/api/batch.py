@@ -11,15 +11,15 @@ import msgspec
 from litestar import Request, post
 from litestar.params import JSONBody
 
-from kvyield_server.api.auth import POSTERS, token_id_of
+from kvyield_server.api.auth import POSTERS, actor_of, token_id_of
+from kvyield_server.api.observations import arrived
 from kvyield_server.api.problems import ProblemContext, problem_of, raise_faults
-from kvyield_server.api.services import Services, services_of, utc_now
+from kvyield_server.api.services import Services, services_of
 from kvyield_server.errors import KvyieldError, StorageUnavailableError
 from kvyield_server.schemas.batch import BatchIn, BatchItemOut, BatchOut
-from kvyield_server.schemas.observations import ObservationIn, content_digest, observation_faults, to_domain
+from kvyield_server.schemas.observations import ObservationIn, observation_faults
 from kvyield_server.schemas.strict import FaultyBodyError, MalformedJsonError, decode
-from kvyield_server.usecases.ports import new_id
-from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record_all
+from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record
 
 Result = Recorded | Exception
 
@@ -27,8 +27,9 @@ Result = Recorded | Exception
 @post("/observations/batch", operation_id="post_observations", guards=[POSTERS], status_code=200)
 async def post_observations(request: Request[Any, Any, Any], data: JSONBody[BatchIn]) -> BatchOut:
     """Record up to 500 engine starts; each item is answered as if it were posted alone."""
-    services, token_id, where = services_of(request), token_id_of(request), ProblemContext.of(request)
-    read = await asyncio.to_thread(lambda: [_read(item, token_id) for item in data.observations])
+    services, where = services_of(request), ProblemContext.of(request)
+    token_id, actor = token_id_of(request), actor_of(request)
+    read = await asyncio.to_thread(lambda: [_read(item, token_id, actor) for item in data.observations])
     outcomes = iter(await _recorded(services, [item for item in read if isinstance(item, Arrival)]))
     results = [next(outcomes) if isinstance(item, Arrival) else item for item in read]
     for result in results:
@@ -37,20 +38,19 @@ async def post_observations(request: Request[Any, Any, Any], data: JSONBody[Batc
     return BatchOut(items=[_item(index, result, where) for index, result in enumerate(results)])
 
 
-def _read(item: msgspec.Raw, token_id: UUID | None) -> Arrival | Exception:
+def _read(item: msgspec.Raw, token_id: UUID | None, actor: str) -> Arrival | Exception:
     try:
         body = decode(bytes(item), ObservationIn)
         raise_faults(observation_faults(body))
     except (FaultyBodyError, MalformedJsonError, KvyieldError) as error:
         return error
-    now = utc_now()
-    return Arrival(to_domain(body, new_id=new_id(), now=now), content_digest(body), token_id, now)
+    return arrived(body, token_id, actor)
 
 
 async def _recorded(services: Services, arrivals: Sequence[Arrival]) -> Sequence[Outcome | KvyieldError]:
     """Record starts in one write; where that fails, each in one of its own, so that one bad start fails alone."""
     try:
-        return await services.write(record_all(arrivals))
+        return await services.write(record(arrivals))
     except StorageUnavailableError:
         raise
     except KvyieldError as error:

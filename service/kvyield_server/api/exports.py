@@ -14,8 +14,8 @@ from kvyield_server.api.pagination import where_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson
 from kvyield_server.schemas.paging import ExportQuery
+from kvyield_server.storage.records import ObservationFilter, StoredObservation
 from kvyield_server.usecases.export import export
-from kvyield_server.usecases.ports import ObservationFilter, StoredObservation
 
 Encode = Callable[[Iterable[StoredObservation]], bytes]
 

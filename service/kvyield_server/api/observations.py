@@ -17,11 +17,14 @@ from kvyield_server.api.services import services_of, utc_now
 from kvyield_server.errors import ConflictError, NotFoundError
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.observations import (
+    CorrectionIn,
     ObservationIn,
     ObservationOut,
     RetractionIn,
     VerificationIn,
+    changes_of,
     content_digest,
+    correction_faults,
     from_domain,
     observation_faults,
     to_domain,
@@ -29,10 +32,12 @@ from kvyield_server.schemas.observations import (
     verification_to_domain,
 )
 from kvyield_server.schemas.paging import ObservationsQuery
+from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.values import new_id
 from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, require_own_start, stored_observation
-from kvyield_server.usecases.ports import UnitOfWork, new_id
-from kvyield_server.usecases.record import Recorded, record
+from kvyield_server.usecases.correct import correct
+from kvyield_server.usecases.record import Arrival, Recorded, record
 from kvyield_server.usecases.retract import retract
 from kvyield_server.usecases.verify import verify
 
@@ -48,11 +53,11 @@ AGAIN = {200: ResponseSpec(ObservationOut, generate_examples=False, description=
 )
 async def post_observation(request: Request[Any, Any, Any], data: JSONBody[ObservationIn]) -> Response[ObservationOut]:
     """Record one engine start; the same id or the same content again answers 200 with what is stored."""
-    services, now = services_of(request), utc_now()
+    services = services_of(request)
     raise_faults(observation_faults(data))
-    start = to_domain(data, new_id=new_id(), now=now)
-    job = record(start, content_digest(data), token_id=token_id_of(request), now=now)
-    recorded = await services.write(job)
+    (recorded,) = await services.write(record([arrived(data, token_id_of(request), actor_of(request))]))
+    if isinstance(recorded, Exception):
+        raise recorded
     services.metrics.count_observation(is_new=recorded.is_new)
     return _answer(recorded)
 
@@ -126,6 +131,37 @@ async def post_retraction(
     """Mark an observation as not to be believed; it stays in the ledger and leaves the fits."""
     job = retract(observation_id, data.reason, actor=actor_of(request), now=utc_now())
     return from_domain(await services_of(request).write(job))
+
+
+@post(
+    "/observations/{observation_id:uuid}/corrections",
+    operation_id="post_correction",
+    guards=[POSTERS],
+    status_code=200,
+)
+async def post_correction(
+    request: Request[Any, Any, Any], observation_id: FromPath[UUID], data: JSONBody[CorrectionIn]
+) -> ObservationOut:
+    """Put wrong facts of a start right; the old values stay in its history, and fits see the new ones at once."""
+    raise_faults(correction_faults(data))
+    actor, now = actor_of(request), utc_now()
+    job = audited(
+        correct(observation_id, changes_of(data), data.reason, actor=actor, token_id=bound_to(request), now=now),
+        "correct",
+        actor=actor,
+        now=now,
+        subject=lambda recorded: recorded.stored.observation.id if recorded.is_new else None,
+        details={"reason": data.reason},
+    )
+    return from_domain((await services_of(request).write(job)).stored)
+
+
+def arrived(body: ObservationIn, token_id: UUID | None, actor: str) -> Arrival:
+    """Return a posted start as it is recorded."""
+    now = utc_now()
+    start = to_domain(body, new_id=new_id(), now=now)
+    is_named, is_timed = body.id is not None, body.observed_at is not None
+    return Arrival(start, content_digest(body), token_id, now, actor, is_named=is_named, is_timed=is_timed)
 
 
 def _answer(recorded: Recorded) -> Response[ObservationOut]:

@@ -9,7 +9,7 @@ from uuid import UUID
 from kvyield_server.schemas.common import Page as PageOut
 from kvyield_server.schemas.common import as_utc
 from kvyield_server.schemas.paging import ExportQuery, page_token, row_named
-from kvyield_server.usecases.ports import ObservationFilter, Page, PageKey
+from kvyield_server.storage.records import ObservationFilter, Page, PageKey
 
 Stored = TypeVar("Stored")
 Out = TypeVar("Out")

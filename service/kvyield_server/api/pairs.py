@@ -17,9 +17,9 @@ from kvyield_server.errors import NotFoundError
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.paging import PairsQuery
 from kvyield_server.schemas.pairs import CurveOut, CurveQuery, FitsOut, PairOut, curve_out, fits_out, pair_out
+from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import pairs_page, readable_pair
 from kvyield_server.usecases.curve import curve
-from kvyield_server.usecases.ports import UnitOfWork
 
 UNKNOWN = responses_of(NotFoundError)
 

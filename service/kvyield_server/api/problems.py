@@ -31,6 +31,7 @@ from kvyield_server.errors import (
     KvyieldError,
     MigrationNeededError,
     NotFoundError,
+    RetractedError,
     StorageUnavailableError,
     UnauthenticatedError,
 )
@@ -92,6 +93,7 @@ STATUS_BY_KIND: dict[type[KvyieldError], int] = {
     TooSlowError: 408,
     AmbiguousError: 409,
     ConflictError: 409,
+    RetractedError: 409,
     TooLargeError: 413,
     UnsupportedMediaError: 415,
     InvalidError: 422,

@@ -18,6 +18,7 @@ API = Router(
         observations.get_observation,
         observations.post_verification,
         observations.post_retraction,
+        observations.post_correction,
         pairs.list_pairs,
         pairs.get_pair,
         pairs.get_fits,

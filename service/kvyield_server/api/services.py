@@ -15,8 +15,8 @@ from kvyield_server.api.tokens import KnownTokens
 from kvyield_server.domain.answers import Advice
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.settings import Settings
+from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.fits import FitCache
-from kvyield_server.usecases.ports import Storage, UnitOfWork
 from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")

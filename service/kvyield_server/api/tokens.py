@@ -8,7 +8,8 @@ from collections.abc import Hashable
 from threading import Lock
 from typing import NamedTuple
 
-from kvyield_server.usecases.ports import ApiToken, Storage
+from kvyield_server.storage.records import ApiToken
+from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.tokens import any_token, hash_of
 
 MOST_KNOWN = 1_024

@@ -13,9 +13,9 @@ from kvyield_server.pages.session import look
 from kvyield_server.pages.views.calibration import across, coverage_plots, log_row, restarts_text, up
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.recommendations import RecommendationOut, recommendation_out
+from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_observation
 from kvyield_server.usecases.calibrate import calibrate
-from kvyield_server.usecases.ports import UnitOfWork
 
 PAGE_SIZE = 25
 LEVELS = (0.5, 0.8, 0.9, 0.95)

@@ -19,8 +19,9 @@ from kvyield_server.pages.views.plot import LineView, overlay
 from kvyield_server.schemas.common import EstimateOut
 from kvyield_server.schemas.recommendations import QuestionIn, advice_out, question_of
 from kvyield_server.schemas.selectors import selector_fields, selector_kept
+from kvyield_server.storage.records import Pair, StoredRecommendation
+from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.deployments import Subject, subject_of
-from kvyield_server.usecases.ports import Pair, StoredRecommendation, UnitOfWork
 from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
 

@@ -14,7 +14,7 @@ from kvyield_server.pages.views.starts import start_row
 from kvyield_server.pages.views.words import engine_word, outcome_word
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.paging import ObservationsQuery
-from kvyield_server.usecases.ports import UnitOfWork
+from kvyield_server.storage.uow import UnitOfWork
 
 FILTERS = ("outcome", "engine", "host")
 PAGE_SIZE = 25

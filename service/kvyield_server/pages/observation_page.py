@@ -17,8 +17,9 @@ from kvyield_server.pages.views.observation import observation_view
 from kvyield_server.pages.views.pairs import hardware_text
 from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import RetractionIn, from_domain
+from kvyield_server.storage.records import Role
+from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_observation, stored_pair
-from kvyield_server.usecases.ports import Role, UnitOfWork
 from kvyield_server.usecases.retract import retract
 
 

@@ -24,8 +24,9 @@ from kvyield_server.pages.views.pairs import labels_of, memory_text
 from kvyield_server.pages.views.plot import starts_view
 from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import from_domain
+from kvyield_server.storage.records import Pair
+from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_observation, stored_pair
-from kvyield_server.usecases.ports import Pair, UnitOfWork
 
 
 @look("/ui/pairs/{pair_id:uuid}")

@@ -19,8 +19,9 @@ from kvyield_server.pages.views.pairs import PairRow, pair_row
 from kvyield_server.pages.views.words import UNKNOWN
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.pairs import pair_out
+from kvyield_server.storage.records import ObservationFilter, Pair
+from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import pairs_page
-from kvyield_server.usecases.ports import ObservationFilter, Pair, UnitOfWork
 from kvyield_server.usecases.tokens import is_loopback
 
 log = structlog.get_logger("kvyield.pages")

@@ -18,7 +18,7 @@ from kvyield_server.api.problems import ProblemContext, problem_of
 from kvyield_server.api.services import Services, utc_now
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.pages.rendering import page
-from kvyield_server.usecases.ports import ApiToken, Role
+from kvyield_server.storage.records import ApiToken, Role
 
 log = structlog.get_logger("kvyield.pages")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import chain
@@ -10,8 +10,9 @@ from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
+from kvyield_server.domain.facts.accounts import FieldChange
 from kvyield_server.domain.facts.observation import (
     Answer,
     Cause,
@@ -163,6 +164,24 @@ _canonical = msgspec.json.Encoder(order="deterministic")
 _NOTHING_MEASURED = MeasurementsIn()
 
 
+class FieldChangeOut(Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}):
+    """A field that changed, by its dotted name, such as ``hardware.memory_gib``."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+class HistoryEntryOut(Struct, frozen=True, kw_only=True):
+    """What a further account of the start (``merge``) or a person (``correction``) changed, who and when."""
+
+    at: datetime
+    actor: str
+    action: Literal["merge", "correction"]
+    reason: str | None
+    changes: list[FieldChangeOut]
+
+
 class ObservationOut(Struct, frozen=True, kw_only=True):
     """One engine start, as kept: what was posted, and what the service added."""
 
@@ -184,6 +203,7 @@ class ObservationOut(Struct, frozen=True, kw_only=True):
     received_at: datetime
     retracted_at: datetime | None
     retraction_reason: str | None
+    history: list[HistoryEntryOut]
 
 
 class Kept(Protocol):
@@ -199,6 +219,55 @@ class Kept(Protocol):
     def retracted_at(self) -> datetime | None: ...
     @property
     def retraction_reason(self) -> str | None: ...
+    @property
+    def history(self) -> Sequence[Entry]: ...
+
+
+class Entry(Protocol):
+    """An entry of the history as a store hands it out."""
+
+    @property
+    def at(self) -> datetime: ...
+    @property
+    def actor(self) -> str: ...
+    @property
+    def action(self) -> Literal["merge", "correction"]: ...
+    @property
+    def reason(self) -> str | None: ...
+    @property
+    def changes(self) -> Sequence[FieldChange]: ...
+
+
+class HardwareCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    gpu: Name | UnsetType = UNSET
+    gpu_count: GpuCount | UnsetType = UNSET
+    memory_gib: MemoryGib | UnsetType | None = UNSET
+    unified_memory: bool | UnsetType | None = UNSET
+    driver_memory_gib: MemoryGib | UnsetType | None = UNSET
+
+
+class ModelCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Only the facts that are named change."""
+
+    name: ModelName | UnsetType = UNSET
+    revision: ShortText | UnsetType | None = UNSET
+    facts: FactsIn | UnsetType = UNSET
+
+
+class EngineCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    name: EngineName | UnsetType = UNSET
+    version: ShortText | UnsetType | None = UNSET
+    variant: ShortText | UnsetType | None = UNSET
+
+
+class CorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of a start that were wrong, with their right values, and why. What is not named stays as it is."""
+
+    reason: ShortText
+    hardware: HardwareCorrectionIn | UnsetType = UNSET
+    model: ModelCorrectionIn | UnsetType = UNSET
+    engine: EngineCorrectionIn | UnsetType = UNSET
+    flags: FlagsIn | UnsetType = UNSET
 
 
 class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -228,6 +297,34 @@ def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fau
     if body.cached_tokens is not None and body.cached_tokens > body.prompt_tokens:
         detail = f"cached_tokens is {body.cached_tokens}, more than prompt_tokens, {body.prompt_tokens}."
         yield Fault(f"{pointer}/cached_tokens", detail)
+
+
+def correction_faults(body: CorrectionIn) -> list[Fault]:
+    """Return what the types cannot say: secrets, known flags, and that something is corrected."""
+    facts = body.model.facts if isinstance(body.model, ModelCorrectionIn) else UNSET
+    found = chain(
+        () if facts is UNSET else fact_faults(facts, "/model/facts"),
+        () if body.flags is UNSET else flag_faults(body.flags, "/flags"),
+        ()
+        if changes_of(body)
+        else [Fault("", "Nothing is corrected; give a field of hardware, model, engine or flags.")],
+    )
+    return first_faults(found)
+
+
+def changes_of(body: CorrectionIn) -> list[FieldChange]:
+    """Return the fields that a correction names with their right values."""
+    named: dict[str, object] = {}
+    for part in ("hardware", "model", "engine"):
+        given = getattr(body, part)
+        if given is not UNSET:
+            values = msgspec.structs.asdict(given)
+            named |= {f"{part}.{name}": value for name, value in values.items() if value is not UNSET}
+    facts = named.pop("model.facts", {})
+    named |= {f"model.facts.{name}": value for name, value in dict(facts).items()}  # type: ignore[call-overload]
+    if body.flags is not UNSET:
+        named |= {f"flags.{name}": value for name, value in normalised(body.flags).items()}
+    return [FieldChange(name, None, value) for name, value in named.items()]
 
 
 def content_digest(body: ObservationIn) -> str:
@@ -288,7 +385,13 @@ def from_domain(stored: Kept) -> ObservationOut:
         received_at=stored.received_at,
         retracted_at=stored.retracted_at,
         retraction_reason=stored.retraction_reason,
+        history=[_entry_out(entry) for entry in stored.history],
     )
+
+
+def _entry_out(entry: Entry) -> HistoryEntryOut:
+    changes = [FieldChangeOut(field=each.field, before=each.before, after=each.after) for each in entry.changes]
+    return HistoryEntryOut(at=entry.at, actor=entry.actor, action=entry.action, reason=entry.reason, changes=changes)
 
 
 def _time_faults(moment: datetime | None) -> Iterator[Fault]:

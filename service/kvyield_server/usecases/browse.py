@@ -52,13 +52,15 @@ def stored_recommendation(uow: UnitOfWork, recommendation_id: UUID) -> StoredRec
 
 
 def require_own_start(stored: StoredObservation, token_id: UUID | None) -> None:
-    """Return when the start was posted with the token; any start will do for a caller that is not bound to one.
+    """Return when an account of the start was posted with the token; any start will do for a caller that is not bound.
 
     Raises:
         ForbiddenError: the token may see its own starts only.
     """
-    if token_id is not None and stored.token_id != token_id:
-        raise ForbiddenError("An ingest token reads and verifies the starts that it posted; this needs another token.")
+    if token_id is not None and token_id not in {stored.token_id, *stored.other_token_ids}:
+        raise ForbiddenError(
+            "An ingest token reads, verifies and corrects the starts that it posted; this needs another token."
+        )
 
 
 def require_own_pair(uow: UnitOfWork, pair_id: UUID | None, token_id: UUID | None) -> None:

@@ -26,27 +26,26 @@ from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id
 from kvyield_server.usecases.settle import require_made, settle
 
-NOBODY = "loopback"
-
 
 class Arrival(NamedTuple):
     """A start as it came: with the digest of its content, the token that posted it, and when.
 
-    ``actor`` is who posted it, for the history. ``is_named`` says that the caller chose the id and may ask by it.
+    ``actor`` is who posted it, for the history. ``is_named`` says that the caller chose the id and may ask by it,
+    ``is_timed`` that the caller said when the start was.
     """
 
     observation: Observation
     digest: str
     token_id: UUID | None
     now: datetime
-    actor: str = NOBODY
+    actor: str
     is_named: bool = True
+    is_timed: bool = True
 
     @property
     def account(self) -> Account:
-        """What it tells; without a time of its own an observation has that of its arrival."""
-        is_timed = self.observation.observed_at != self.now
-        return Account(observation=self.observation, digest=self.digest, received_at=self.now, is_timed=is_timed)
+        """What it tells."""
+        return Account(observation=self.observation, digest=self.digest, received_at=self.now, is_timed=self.is_timed)
 
 
 class Recorded(NamedTuple):
@@ -59,27 +58,9 @@ class Recorded(NamedTuple):
 Outcome = Recorded | ConflictError | InvalidError
 
 
-def record(
-    observation: Observation, digest: str, *, token_id: UUID | None, now: datetime
-) -> Callable[[UnitOfWork], Recorded]:
-    """Return the job that records one start.
-
-    The job raises ConflictError when its id is that of another start, InvalidError when the recommendation that it
-    names does not exist.
-    """
-    keep = record_all([Arrival(observation, digest, token_id, now)])
-
-    def job(uow: UnitOfWork) -> Recorded:
-        (outcome,) = keep(uow)
-        if isinstance(outcome, Recorded):
-            return outcome
-        raise outcome
-
-    return job
-
-
-def record_all(arrivals: Sequence[Arrival]) -> Callable[[UnitOfWork], list[Outcome]]:
-    """Return the job that records starts in the order given and says of each what became of it.
+def record(arrivals: Sequence[Arrival]) -> Callable[[UnitOfWork], list[Outcome]]:
+    """Return the job that records starts in the order given and says of each what became of it: what is stored, or
+    ConflictError when its id is that of another start, InvalidError when the recommendation that it names is not known.
 
     A second account of a stored start is merged into its row: nulls are filled, what is replaced goes to the history,
     and the id that it was posted with finds the row.

@@ -260,8 +260,9 @@ def _is_same_at_once(one: Account, other: Account) -> bool:
     same_host = first.host is not None and second.host is not None
     if same_host and first.flags.get("port") is not None and first.flags.get("port") == second.flags.get("port"):
         return True
-    if loose_model(first.model.name) != loose_model(second.model.name):
-        return False
+    names = (first.model.name, second.model.name)
+    if names[0] != names[1] and (one.rank == other.rank or len(set(map(loose_model, names))) > 1):
+        return False  # one reader names a model in one way; a log and an endpoint may do so in two
     if _contradict(first.measurements.pool_tokens, second.measurements.pool_tokens):
         return False
     if one.rank == other.rank and _figures_contradict(first.measurements, second.measurements):

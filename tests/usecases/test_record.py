@@ -15,7 +15,7 @@ from kvyield_server.domain.facts.observation import Model
 from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage
-from kvyield_server.usecases.record import Arrival, Recorded, record_all
+from kvyield_server.usecases.record import Arrival, Recorded, record
 from storage.samples import start
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -34,19 +34,19 @@ def test_each_start_is_answered_as_if_it_came_alone(storage: Storage) -> None:
     known, twice = start(), start()
     other = replace(known, model=Model(name="org/other"))
     another = replace(twice, flags={"mem_fraction_static": 0.5})
-    storage.write(record_all([Arrival(known, "known", None, NOW)])).result()
+    storage.write(record([Arrival(known, "known", None, NOW, "loopback")])).result()
     arrivals = [
-        Arrival(known, "known", None, NOW),
-        Arrival(replace(known, id=uuid7()), "known", None, NOW),
-        Arrival(other, "other", None, NOW),
-        Arrival(twice, "twice", None, NOW),
-        Arrival(twice, "twice", None, NOW),
-        Arrival(replace(twice, id=uuid7()), "twice", None, NOW),
-        Arrival(another, "more", None, NOW),
-        Arrival(start(recommendation_id=uuid7()), "settles", None, NOW),
-        Arrival(start(), "new", None, NOW),
+        Arrival(known, "known", None, NOW, "loopback"),
+        Arrival(replace(known, id=uuid7()), "known", None, NOW, "loopback"),
+        Arrival(other, "other", None, NOW, "loopback"),
+        Arrival(twice, "twice", None, NOW, "loopback"),
+        Arrival(twice, "twice", None, NOW, "loopback"),
+        Arrival(replace(twice, id=uuid7()), "twice", None, NOW, "loopback"),
+        Arrival(another, "more", None, NOW, "loopback"),
+        Arrival(start(recommendation_id=uuid7()), "settles", None, NOW, "loopback"),
+        Arrival(start(), "new", None, NOW, "loopback"),
     ]
-    outcomes = storage.write(record_all(arrivals)).result()
+    outcomes = storage.write(record(arrivals)).result()
     kinds = [outcome.is_new if isinstance(outcome, Recorded) else type(outcome) for outcome in outcomes]
     assert kinds == [False, False, ConflictError, True, False, False, ConflictError, InvalidError, True]
     kept = [outcome.stored.observation.id for outcome in outcomes if isinstance(outcome, Recorded)]
@@ -61,9 +61,9 @@ def test_news_of_one_pair_reach_the_others_in_the_same_write(storage: Storage) -
     facts = [replace(first.model, facts={"a": 1}), replace(first.model, facts={"b": 2})]
     hardware = [replace(first.hardware, gpu=name) for name in ("A", "B")]
     known = [replace(start(), hardware=card, model=replace(first.model, facts={})) for card in hardware]
-    storage.write(record_all([Arrival(each, str(each.id), None, NOW) for each in known])).result()
+    storage.write(record([Arrival(each, str(each.id), None, NOW, "loopback") for each in known])).result()
     news = [replace(start(), hardware=card, model=model) for card, model in zip(hardware, facts, strict=True)]
-    storage.write(record_all([Arrival(each, str(each.id), None, NOW) for each in news])).result()
+    storage.write(record([Arrival(each, str(each.id), None, NOW, "loopback") for each in news])).result()
     with storage.read() as uow:
         pairs = uow.pairs.of_model(first.model.name)
     assert [dict(pair.model.facts) for pair in pairs] == [{"a": 1, "b": 2}] * 2
@@ -72,8 +72,12 @@ def test_news_of_one_pair_reach_the_others_in_the_same_write(storage: Storage) -
 def test_an_id_that_was_only_named_finds_the_row(storage: Storage) -> None:
     """Content that came under another id keeps that one: the id that named it again finds the same row."""
     first, second = start(), start()
-    arrivals = [Arrival(first, "a", None, NOW), Arrival(second, "a", None, NOW), Arrival(second, "b", None, NOW)]
-    outcomes = storage.write(record_all(arrivals)).result()
+    arrivals = [
+        Arrival(first, "a", None, NOW, "loopback"),
+        Arrival(second, "a", None, NOW, "loopback"),
+        Arrival(second, "b", None, NOW, "loopback"),
+    ]
+    outcomes = storage.write(record(arrivals)).result()
     told = [(it.stored.observation.id, it.is_new) for it in outcomes if isinstance(it, Recorded)]
     assert told == [(first.id, True), (first.id, False), (first.id, False)]
     with storage.read() as uow:
@@ -85,11 +89,15 @@ def test_an_id_that_was_only_named_finds_the_row(storage: Storage) -> None:
 def test_a_start_that_is_stored_is_new_to_one_of_those_who_posted_it(storage: Storage) -> None:
     """A conflict over the id does not count as the answer that the content was stored."""
     known, other = start(), start()
-    storage.write(record_all([Arrival(known, "known", None, NOW)])).result()
+    storage.write(record([Arrival(known, "known", None, NOW, "loopback")])).result()
     taken = replace(other, id=known.id, model=Model(name="org/other"))
     other = replace(taken, id=other.id)
-    arrivals = [Arrival(taken, "new", None, NOW), Arrival(other, "new", None, NOW), Arrival(other, "new", None, NOW)]
-    conflict, new, again = storage.write(record_all(arrivals)).result()
+    arrivals = [
+        Arrival(taken, "new", None, NOW, "loopback"),
+        Arrival(other, "new", None, NOW, "loopback"),
+        Arrival(other, "new", None, NOW, "loopback"),
+    ]
+    conflict, new, again = storage.write(record(arrivals)).result()
     assert isinstance(conflict, ConflictError)
     assert isinstance(new, Recorded)
     assert isinstance(again, Recorded)
@@ -105,7 +113,7 @@ def test_news_later_in_a_write_do_not_undo_older_ones(storage: Storage) -> None:
             start(model=Model(name=name, facts={"of": gib}), hardware=replace(card, memory_gib=gib))
             for name, gib in told
         ]
-        storage.write(record_all([Arrival(each, str(each.id), None, NOW) for each in made])).result()
+        storage.write(record([Arrival(each, str(each.id), None, NOW, "loopback") for each in made])).result()
 
     def known() -> dict[str, tuple[float | None, int]]:
         with storage.read() as uow:
