@@ -16,15 +16,13 @@ from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
 from kvyield_server.api.services import services_of, utc_now
 from kvyield_server.errors import ConflictError, NotFoundError
 from kvyield_server.schemas.common import Page
+from kvyield_server.schemas.corrections import CorrectionIn, changes_of, correction_faults
 from kvyield_server.schemas.observations import (
-    CorrectionIn,
     ObservationIn,
     ObservationOut,
     RetractionIn,
     VerificationIn,
-    changes_of,
     content_digest,
-    correction_faults,
     from_domain,
     observation_faults,
     to_domain,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Protocol
 from uuid import UUID
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 from kvyield_server.domain.facts.accounts import FieldChange
 from kvyield_server.domain.facts.observation import (
@@ -238,38 +238,6 @@ class Entry(Protocol):
     def changes(self) -> Sequence[FieldChange]: ...
 
 
-class HardwareCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    gpu: Name | UnsetType = UNSET
-    gpu_count: GpuCount | UnsetType = UNSET
-    memory_gib: MemoryGib | UnsetType | None = UNSET
-    unified_memory: bool | UnsetType | None = UNSET
-    driver_memory_gib: MemoryGib | UnsetType | None = UNSET
-
-
-class ModelCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Only the facts that are named change."""
-
-    name: ModelName | UnsetType = UNSET
-    revision: ShortText | UnsetType | None = UNSET
-    facts: FactsIn | UnsetType = UNSET
-
-
-class EngineCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    name: EngineName | UnsetType = UNSET
-    version: ShortText | UnsetType | None = UNSET
-    variant: ShortText | UnsetType | None = UNSET
-
-
-class CorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of a start that were wrong, with their right values, and why. What is not named stays as it is."""
-
-    reason: ShortText
-    hardware: HardwareCorrectionIn | UnsetType = UNSET
-    model: ModelCorrectionIn | UnsetType = UNSET
-    engine: EngineCorrectionIn | UnsetType = UNSET
-    flags: FlagsIn | UnsetType = UNSET
-
-
 class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
     """Why an observation is not to be believed."""
 
@@ -297,34 +265,6 @@ def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fau
     if body.cached_tokens is not None and body.cached_tokens > body.prompt_tokens:
         detail = f"cached_tokens is {body.cached_tokens}, more than prompt_tokens, {body.prompt_tokens}."
         yield Fault(f"{pointer}/cached_tokens", detail)
-
-
-def correction_faults(body: CorrectionIn) -> list[Fault]:
-    """Return what the types cannot say: secrets, known flags, and that something is corrected."""
-    facts = body.model.facts if isinstance(body.model, ModelCorrectionIn) else UNSET
-    found = chain(
-        () if facts is UNSET else fact_faults(facts, "/model/facts"),
-        () if body.flags is UNSET else flag_faults(body.flags, "/flags"),
-        ()
-        if changes_of(body)
-        else [Fault("", "Nothing is corrected; give a field of hardware, model, engine or flags.")],
-    )
-    return first_faults(found)
-
-
-def changes_of(body: CorrectionIn) -> list[FieldChange]:
-    """Return the fields that a correction names with their right values."""
-    named: dict[str, object] = {}
-    for part in ("hardware", "model", "engine"):
-        given = getattr(body, part)
-        if given is not UNSET:
-            values = msgspec.structs.asdict(given)
-            named |= {f"{part}.{name}": value for name, value in values.items() if value is not UNSET}
-    facts = named.pop("model.facts", {})
-    named |= {f"model.facts.{name}": value for name, value in dict(facts).items()}  # type: ignore[call-overload]
-    if body.flags is not UNSET:
-        named |= {f"flags.{name}": value for name, value in normalised(body.flags).items()}
-    return [FieldChange(name, None, value) for name, value in named.items()]
 
 
 def content_digest(body: ObservationIn) -> str:

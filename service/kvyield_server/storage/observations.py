@@ -10,14 +10,12 @@ from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     RowMapping,
     Select,
     bindparam,
     delete,
     func,
-    literal_column,
     null,
     or_,
     select,
@@ -26,10 +24,11 @@ from sqlalchemy import (
 )
 
 from kvyield_server.domain.facts.accounts import Account
-from kvyield_server.domain.facts.observation import Observation, Outcome, Verification
+from kvyield_server.domain.facts.observation import Observation, Verification
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.candidates import near_queries
+from kvyield_server.storage.filters import conditions
 from kvyield_server.storage.paging import cut, observation_key
 from kvyield_server.storage.pairs import SOURCE
 from kvyield_server.storage.records import (
@@ -60,7 +59,6 @@ _ALL = select(tables.observation)
 _WITHOUT_LOG = select(*(each for each in _it if each.name != "log_excerpt"), null().label("log_excerpt"))
 MOST_PAIRS = 50  # of one GPU or model, to be asked one by one; the starts of more are found among all starts
 MOST_NEAR = 200  # rows that may be of a posted start; more share a host, a moment and a fraction on no real host
-_EQUALS = ("pair_id", "gpu", "model", "engine", "outcome", "host")
 
 
 class Observations:
@@ -216,7 +214,7 @@ class Observations:
             if len(pairs) <= MOST_PAIRS:
                 ids = self._newest_of(pairs, where, after, size)
                 return cut(self._load(_newest(chosen.where(_it.id.in_(ids)), None, size)), size, observation_key)
-        return cut(self._load(_newest(chosen.where(*_conditions(where)), after, size)), size, observation_key)
+        return cut(self._load(_newest(chosen.where(*conditions(where)), after, size)), size, observation_key)
 
     def _pairs_named(self, where: ObservationFilter) -> Sequence[UUID]:
         """Return up to one more than ``MOST_PAIRS`` of the pairs whose starts are wanted."""
@@ -233,7 +231,7 @@ class Observations:
         """Return the ids of the newest starts of some pairs, each pair's newest found by the pair's own index."""
         found: list[tuple[datetime, UUID]] = []
         for pair_id in pairs:
-            query = select(_it.observed_at, _it.id).where(_it.pair_id == pair_id, *_conditions(where))
+            query = select(_it.observed_at, _it.id).where(_it.pair_id == pair_id, *conditions(where))
             found += [(row.observed_at, row.id) for row in self._connection.execute(_newest(query, after, size))]
         return [row_id for _, row_id in nlargest(size + 1, found)]
 
@@ -243,7 +241,7 @@ class Observations:
         """Return the observations of a pair, all or that many, newest first; without log excerpts and history, which no
         fit needs."""
         where = ObservationFilter(pair_id=pair_id, include_retracted=include_retracted)
-        query = _WITHOUT_LOG.where(*_conditions(where)).order_by(_it.observed_at.desc(), _it.id.desc()).limit(newest)
+        query = _WITHOUT_LOG.where(*conditions(where)).order_by(_it.observed_at.desc(), _it.id.desc()).limit(newest)
         rows = self._connection.execute(query).mappings().all()
         if not rows:
             return ()
@@ -379,25 +377,3 @@ def _owner_of(posted_id: UUID) -> Any:
 
 def _newest(query: Select[Any], after: PageKey | None, size: int) -> Select[Any]:
     return newest_first(query, _it.observed_at, _it.id, after, size)
-
-
-def _conditions(where: ObservationFilter) -> list[ColumnElement[bool]]:
-    wanted = [(name, getattr(where, name)) for name in _EQUALS]
-    conditions: list[ColumnElement[bool]] = [_it[name] == value for name, value in wanted if value is not None]
-    if where.outcome not in (None, Outcome.READY):
-        conditions.append(_it.outcome != literal_column("'ready'"))  # said as the index says it, else it is not used
-    if where.token_id is not None:
-        conditions.append(_it.id.in_(posted_with(where.token_id)))
-    if where.since is not None:
-        conditions.append(_it.observed_at >= where.since)
-    if where.until is not None:
-        conditions.append(_it.observed_at < where.until)
-    if not where.include_retracted:
-        conditions.append(_it.retracted_at.is_(None))
-    return conditions
-
-
-def posted_with(token_id: UUID) -> Any:
-    """Return the query for the ids of all starts of which a token posted an account."""
-    first = select(_it.id).where(_it.token_id == token_id)
-    return union(first, select(_account.observation_id).where(_account.token_id == token_id))

@@ -7,7 +7,8 @@ from dataclasses import replace
 from datetime import datetime
 from uuid import UUID
 
-from kvyield_server.domain.facts.accounts import FieldChange, differences, with_changes
+from kvyield_server.domain.facts.accounts import FieldChange
+from kvyield_server.domain.facts.merging import differences, with_changes
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Outcome
 from kvyield_server.errors import InvalidError
 from kvyield_server.storage.records import HistoryEntry, StoredAccount, StoredObservation

@@ -13,12 +13,10 @@ from kvyield_server.domain.facts.accounts import (
     Account,
     FieldChange,
     came_up,
-    differences,
     is_other_start,
     is_same_start,
-    merged,
-    with_changes,
 )
+from kvyield_server.domain.facts.merging import differences, merged, with_changes
 from kvyield_server.domain.facts.observation import Hardware, Model, Observation
 from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.records import HistoryEntry, StoredAccount, StoredObservation
