@@ -135,6 +135,7 @@ async def post_retraction(
     "/observations/{observation_id:uuid}/corrections",
     operation_id="post_correction",
     guards=[POSTERS],
+    responses=responses_of(NotFoundError),
     status_code=200,
 )
 async def post_correction(
