@@ -12,7 +12,6 @@ from _samples_client import sample
 from e2e.running import Server
 from kvyield import Client, Observation, Verification
 from kvyield._ids import start_id
-from kvyield._replay import KEPT, SETTLED
 from kvyield.delivery import deliver, deliver_batch
 from kvyield.spool import Spool
 
@@ -44,7 +43,8 @@ def test_a_newer_reader_and_a_replica_at_the_real_service(client: Client, tmp_pa
     assert {one.fate for one in deliver_batch(old, spool, client)} == {"stored"}
     assert {(one.fate, one.reason) for one in deliver_batch(old, spool, client)} == {("known", None)}
     newer = [seen(one, host="gpu-01", flags={**one.flags, "page_size": 64}) for one in old]
-    assert {(one.fate, one.reason) for one in deliver_batch(newer, spool, client)} == {("known", KEPT)}
+    assert {(one.fate, one.reason) for one in deliver_batch(newer, spool, client)} == {("known", None)}
+    assert client.observation(old[0].id or "").flags["page_size"] == 64
     pool = msgspec.structs.replace(old[0].measurements, pool_tokens=200_000)
     replica = seen(newer[0], host="gpu-02", measurements=pool)
     assert [one.fate for one in deliver([replica], spool, client)] == ["stored"]
@@ -73,7 +73,7 @@ def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp
     assert [one.fate for one in deliver([watched], spool, client)] == ["stored"]
     report = seen(watched, recommendation_id=kept.id)
     for _ in range(2):
-        assert [(one.fate, one.reason) for one in deliver([report], spool, client)] == [("known", SETTLED)]
+        assert [(one.fate, one.reason) for one in deliver([report], spool, client)] == [("known", None)]
     assert client.recommendation(kept.id or "").observation_id == watched.id
     assert len(list(client.observations(model="tests/watched"))) == 2
 

@@ -165,11 +165,12 @@ class _Book:
 
     def _conflict(self, arrival: Arrival, row: _Row) -> ConflictError | None:
         """Return what to say when the id is stored for another start."""
-        others = [is_other_start(arrival.observation, each.account.observation) for each in row.told]
-        if self._by_digest.get(arrival.digest) == row.stored.observation.id or None in others:
+        told = (is_other_start(arrival.observation, each.account.observation) for each in row.told)
+        other = next((field for field in told if field is not None), None)
+        if other is None or self._by_digest.get(arrival.digest) == row.stored.observation.id:
             return None
         return ConflictError(
-            f"Observation {arrival.observation.id} is stored with another {others[0]}: it is another start. "
+            f"Observation {arrival.observation.id} is stored with another {other}: it is another start. "
             "Post this one with a new id."
         )
 
