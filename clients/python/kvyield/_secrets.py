@@ -77,6 +77,7 @@ def _ends_as_secret(words: list[str]) -> bool:
     return words[-1] == "auth" or (words[-1] == "token" and before not in _TEXT_TOKENS)
 
 
+@lru_cache(maxsize=4096)
 def holds_secret(name: str) -> bool:
     """Whether what is assigned to this name in a log line is taken for a secret: wider than `looks_secret`.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from kvyield._secrets import redacted
 
@@ -21,6 +22,7 @@ _TIME_OR_RANK = re.compile(
 )
 
 
+@lru_cache(maxsize=8)  # each value of a line asks for the same
 def source_of(number: int, text: str) -> str:
     """Where a value came from: ``line 12: <text>``, trimmed."""
     return f"line {number}: {quote(text, LONGEST_QUOTE)}"
