@@ -198,3 +198,10 @@ def test_a_total_that_the_framework_was_asked_for_is_the_gpus() -> None:
     start = only([line, ARGS.format(cap=None, dp=1, attention=False), SIZES.format(5_491_200)])
     assert values(start)["device_memory_gib"] == pytest.approx(121.69, abs=0.001)
     assert flags(start)["mem_fraction_static"] == 0.9
+
+
+def test_a_count_that_divides_the_pool_may_be_a_ranks_share() -> None:
+    """Under context parallelism a rank's line holds its share, the draft's the whole: nothing is made of the share."""
+    final = "[TP0] max_total_num_tokens=124916, context_len=131072"
+    start = only([KV.format(0, 31_229, 0.18, 0.18), KV.format(0, 124_916, 0.02, 0.02), final])
+    assert values(start) == {"pool_tokens": 124_916}

@@ -73,13 +73,13 @@ class Ranks:
 
     def full_pools(self, *, is_sharded: bool) -> list[Sourced]:
         """The count of each rank's pool of full attention: the largest of several, else that of its first line."""
-        found = [_counts(rank) for rank in self._ranks.values() if rank.pools]
-        return [counts[0] if is_sharded else max(counts, key=_number) for counts in found if counts]
+        found = [rank for rank in self._ranks.values() if _counts(rank)]
+        return [max(_counts(one), key=_number) if _is_hybrid(one, is_sharded) else _counts(one)[0] for one in found]
 
     def other_pools(self, *, is_sharded: bool) -> list[Sourced]:
         """The count of each rank's smaller pool, where its lines hold two counts."""
-        found = [] if is_sharded else [_counts(rank) for rank in self._ranks.values()]
-        return [min(counts, key=_number) for counts in found if len({one.value for one in counts}) > 1]
+        hybrids = [rank for rank in self._ranks.values() if _is_hybrid(rank, is_sharded)]
+        return [min(_counts(rank), key=_number) for rank in hybrids]
 
     def pool_counts(self) -> list[Sourced]:
         """The counts on all pool lines of all ranks."""
@@ -165,7 +165,7 @@ def target_and_draft(
     if not pools:
         return None, None
     first = pools[0]
-    if not is_sharded and len({pool.tokens for pool in pools if pool.tokens is not None}) > 1:
+    if _is_hybrid(rank, is_sharded):
         return _hybrid(pools)
     agrees = first.tokens is None or pool_tokens is None or first.tokens in (pool_tokens, pool_tokens // ways)
     if not agrees and any(pool.tokens == pool_tokens for pool in pools[1:]):
@@ -186,6 +186,12 @@ def _hybrid(pools: list[Pool]) -> tuple[Sourced | None, Sourced | None]:
     total = round(sum(pool.gib or 0.0 for pool in own.values()), 4)
     source = " + ".join(pool.source for pool in own.values())
     return Sourced(total, source) if own else None, _gib(drafts[0]) if drafts else None
+
+
+def _is_hybrid(rank: Rank, is_sharded: bool) -> bool:
+    """Whether pool lines of several counts are several pools; a count that divides another may be a rank's share."""
+    counts = sorted({pool.tokens for pool in rank.pools if pool.tokens})
+    return not is_sharded and len(counts) > 1 and all(counts[-1] % count for count in counts[:-1])
 
 
 def _counts(rank: Rank) -> list[Sourced]:
