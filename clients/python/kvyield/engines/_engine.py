@@ -8,9 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone, tzinfo
+from functools import partial
 from typing import Literal
 
 from kvyield.engines._failures import SPECIFIC, Place, Problems
+from kvyield.engines._lines import Line
 from kvyield.engines._literals import shortest_float32
 from kvyield.engines._prefix import UNKNOWN_YEAR, Record
 from kvyield.engines._start import EngineName, Phase, Scalar, Sourced, Start
@@ -36,7 +38,7 @@ class Surroundings:
     reference_time: datetime | None = None
     is_live: bool = False
     zone: tzinfo | None = timezone.utc
-    lines_before: Callable[[int], Iterable[bytes]] = lambda _most_bytes: ()
+    last_lines: Callable[[int], Iterable[Line]] = lambda _most_bytes: ()
 
 
 class Clock:
@@ -143,6 +145,11 @@ class StartReader(ABC):
         return self.announced or (self.problems.cause is not None and self.problems.cause.final)
 
     @property
+    def awaits_ready(self) -> bool:
+        """True when the pool may be there and no word of readiness was read."""
+        return not self.settled and self.phase in ("pool", "graph_capture")
+
+    @property
     def is_dead(self) -> bool:
         """True when the start failed for good and the cause is known as well as it will be."""
         cause = self.problems.cause
@@ -165,12 +172,13 @@ class StartReader(ABC):
         begun = self.started or self.opened or self.announced
         phase: Phase = self.phase if begun else "unknown"
         serving = self.announced or not begun
-        place = Place(record.number, f"{record.process} {text[:200]}")
-        held = self.problems.cause
-        found = self.problems.read(place, text, phase, serving=serving, is_server=self.complete or not begun)
-        if found and self.problems.cause is not held:
-            self.problems.look_back(self.surroundings.lines_before(TRACEBACK_BYTES), serving=serving)
-        return found
+        before = partial(self.lines_before, record, TRACEBACK_BYTES, since=self.last_progress)
+        place = Place(record.number, f"{record.process} {text[:200]}", before)
+        return self.problems.read(place, text, phase, serving=serving, is_server=self.complete or not begun)
+
+    def lines_before(self, record: Record, most_bytes: int, since: int = 0) -> list[bytes]:
+        """The lines just before this one, as many as those bytes hold, of those after line ``since``."""
+        return [line.raw for line in self.surroundings.last_lines(most_bytes) if since < line.number < record.number]
 
     def progressed(self, record: Record) -> None:
         """The line is of the start-up or of served requests: what went wrong before did not stop the engine."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,7 +22,9 @@ LONGEST_FIGURES = 2000
 LINES_BEFORE = 200
 LAST_WORDS = 8
 MILD, GENERIC, SPECIFIC = range(3)
+_WEIGHTS = {"fatal": MILD, "killed": GENERIC, "host_memory": SPECIFIC, "gpu_memory": SPECIFIC}
 
+_NEEDLES = tuple(dict.fromkeys(needle for wording in WORDINGS for needle in wording.needles))
 _EXCEPTION = re.compile(r"(?:^|[\]\s:])((?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception)): (.{1,2000})")
 _ERROR_LINE = re.compile(r"(?:Error|Exception)\b: |\bERROR\b|\[E\]|\[ERROR\]|\[FATAL\]|Traceback \(most recent")
 _SIZE = r"(\d[\d,]{0,20}(?:\.\d{1,6})?) ?(bytes|[KMGT]i?B)"
@@ -56,10 +58,11 @@ class Problem:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a line stands: its number, and the tags before its words that may name a rank."""
+    """Where a line stands: its number, the tags before its words that may name a rank, and the lines just before it."""
 
     number: int
     tags: str = ""
+    lines_before: Callable[[], Iterable[bytes]] = lambda: ()
 
 
 class Problems:
@@ -96,7 +99,7 @@ class Problems:
         """
         short = text[:LONGEST_READ]
         if _ERROR_LINE.search(short):
-            self.last_words.append(quote(short, 300))
+            self._keep_words(short)
         wording, words = wording_of(short)
         if wording is None:
             return self._exception(place, short, phase, serving=serving)
@@ -104,33 +107,30 @@ class Problems:
             self._stopped = self._stopped or serving
         if wording.kind in ("stopped", "harmless"):
             return False
-        if (
-            serving
-            and wording.kind in ("killed", "fatal")
-            and (self._stopped or (wording.servers_only and not is_server))
-        ):
+        weight = _WEIGHTS[wording.kind]
+        if self.cause is None or weight > self.cause.weight:
+            phase = self._look_back(place.lines_before(), serving=serving) or phase
+        is_ordinary = self._stopped or (wording.servers_only and not is_server)
+        if serving and is_ordinary and weight < SPECIFIC:
             return False
         self._take(wording, place, words, phase, serving=serving)
         self.is_over = self.is_over or (wording.is_last and self.cause is not None and self.cause.final)
         return True
 
     def _take(self, wording: Wording, place: Place, words: str, phase: Phase, *, serving: bool) -> None:
-        message = Sourced(quote(words), source_of(place.number, words))
+        message, weight = Sourced(quote(words), source_of(place.number, words)), _WEIGHTS[wording.kind]
         if wording.kind == "gpu_memory":
             evidence = figures_of(words, message.source)
             rank = next((rank for rank in map(rank_of, (place.tags, self._down or "")) if rank is not None), None)
             if rank is not None:
                 evidence["rank"] = Sourced(rank, message.source)
             outcome: Outcome = "oom_runtime" if serving else "oom_startup"
-            self.add(Problem(outcome, phase, message, SPECIFIC, evidence=evidence, cause="gpu_memory"))
+            self.add(Problem(outcome, phase, message, weight, evidence=evidence, cause="gpu_memory"))
         elif wording.kind == "host_memory":
-            self.add(Problem("failed", phase, message, SPECIFIC, final=wording.is_last, cause="host_memory"))
+            self.add(Problem("failed", phase, message, weight, final=wording.is_last, cause="host_memory"))
         else:
             self._goes_down(place.tags)
-            killed = wording.kind == "killed"
-            self.add(
-                Problem("failed", phase, message, GENERIC if killed else MILD, cause="killed" if killed else "error")
-            )
+            self.add(Problem("failed", phase, message, weight, cause="killed" if wording.kind == "killed" else "error"))
 
     def _exception(self, place: Place, text: str, phase: Phase, *, serving: bool) -> bool:
         exception = _EXCEPTION.search(text)
@@ -141,21 +141,27 @@ class Problems:
         self.add(Problem("failed", phase, Sourced(quote(words), source_of(place.number, text)), weight))
         return True
 
-    def look_back(self, lines: Iterable[bytes], *, serving: bool) -> None:
+    def _look_back(self, lines: Iterable[bytes], *, serving: bool) -> Phase | None:
         """The lines just before a problem: whether the engine had said that it was going down, or had been asked to,
-        what the traceback above says of the phase, and the last errors.
+        and the last errors. Returns the phase that the traceback above tells of a start-up.
         """
         recent = [line[:LONGEST_READ].decode("utf-8", "replace") for line in list(lines)[-LINES_BEFORE:]]
-        held = self.cause
-        phase = _phase_of(recent)
-        if held is not None and held.cause == "gpu_memory" and not serving and phase is not None:
-            held.phase = phase
-        for line in recent:
+        for line in recent if serving else ():
+            if _ERROR_LINE.search(line):
+                self._keep_words(line)
             wording, _ = wording_of(line)
-            if wording is not None and wording.kind in ("killed", "fatal") and not wording.servers_only:
+            if wording is None or wording.servers_only:
+                continue
+            if wording.kind == "stopped":
+                self._stopped = self._stopped or self._down is None
+            elif wording.kind in ("killed", "fatal") and not self._stopped:
                 self._goes_down(line)
-            if serving and _ERROR_LINE.search(line) and quote(line, 300) not in self.last_words:
-                self.last_words.append(quote(line, 300))
+        return None if serving else _phase_of(recent)
+
+    def _keep_words(self, line: str) -> None:
+        words = quote(line, 300)
+        if words not in self.last_words:
+            self.last_words.append(words)
 
     def _goes_down(self, tags: str) -> None:
         self._down = tags if self._down is None else self._down
@@ -165,8 +171,10 @@ class Problems:
 
 def wording_of(text: str) -> tuple[Wording | None, str]:
     """The row of the table that a line matches, with the words from there on; hints are cut out before."""
+    if not any(map(text.__contains__, _NEEDLES)):
+        return None, ""
     for wording in WORDINGS:
-        if not any(needle in text for needle in wording.needles):
+        if not any(map(text.__contains__, wording.needles)):
             continue
         if wording.kind == "hint":
             text = wording.pattern.sub("", text)

@@ -65,17 +65,18 @@ class Scanner:
                     self._at = len(chunk)
         self._remember(chunk)
 
-    def before(self, most_bytes: int) -> list[bytes]:
-        """The lines just before the one yielded last, oldest first."""
-        return self._last(most_bytes).splitlines()[:-1]
-
-    def last(self, most_bytes: int) -> Iterator[Line]:
-        """The lines just read, as many as those bytes hold, up to the one yielded last or to the end of the chunk."""
-        lines = self._last(most_bytes).split(b"\n")
-        lines = lines if lines[-1] else lines[:-1]
+    def last(self, most_bytes: int, hooks: Hooks = None) -> Iterator[Line]:
+        """The lines just read, as many as those bytes hold, up to the one yielded last or to the end of the chunk; with
+        ``hooks`` only those that hold one.
+        """
+        block = self._last(most_bytes)
         end = self._number + 1 if self._chunk else self._number
-        for number, raw in enumerate(lines, end - len(lines)):
-            yield Line(number, raw, cut=False)
+        number, at = end - block.count(b"\n") - (not block.endswith(b"\n") and bool(block)), 0
+        starts = _line_starts(block, 0, hooks) if hooks is not None else _all_starts(block)
+        for start in starts:
+            number += block.count(b"\n", at, start)
+            at = start
+            yield Line(number, block[start : block.find(b"\n", start) + 1 or len(block)], cut=False)
 
     def _last(self, most_bytes: int) -> bytes:
         pieces = [self._chunk[max(0, self._at - most_bytes) : self._at]]
@@ -93,6 +94,13 @@ class Scanner:
         self._chunk, self._at = b"", 0
         while len(self._before) > 1 and sum(map(len, self._before)) - len(self._before[0]) >= LOOK_BACK_BYTES:
             self._before.popleft()
+
+
+def _all_starts(block: bytes) -> Iterator[int]:
+    at = 0
+    while at < len(block):
+        yield at
+        at = block.find(b"\n", at) + 1 or len(block)
 
 
 def _line_starts(chunk: bytes, begin: int, hooks: Hooks) -> list[int]:

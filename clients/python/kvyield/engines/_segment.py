@@ -36,10 +36,12 @@ _NAMED_PROCESS = re.compile(r"\b[Pp]rocess (\d{1,10})\b")
 SURVIVAL_HOOKS = (b" batch", b"throughput: ")
 OPENERS_ONLY_AFTER = 1 << 23
 ENDS_UNTIL = 1 << 22
-LAST_BYTES = 1 << 18
+LAST_BYTES = 1 << 17
 MOST_OPEN_A_STREAM = 4
 MOST_STREAMS = 256
 MOST_UNCLAIMED = 8
+MOST_TAKEN = 1 << 16
+MOST_SERVED = 20
 LONGEST_JOINED = 1 << 20
 
 
@@ -86,7 +88,7 @@ class Segmenter:
         self._scanned = 0
         self._done: list[Session] = []
         self.scanner = Scanner(self._hooks)
-        self._surroundings = Surroundings(reference_time, follow, zone, self.scanner.before)
+        self._surroundings = Surroundings(reference_time, follow, zone, self.scanner.last)
         always = (*DEATH_HOOKS, ARRAY_MESSAGE)
         openers = _unique(hook for engine in engines for hook in engine.openers)
         ready = _unique(hook for engine in engines for hook in engine.ready)
@@ -100,7 +102,8 @@ class Segmenter:
         )
         self._doubtful: Hooks = _unique((*self._busy, *END_HOOKS, *SURVIVAL_HOOKS))
         self._mode: Hooks = self._busy
-        self._mode_since = 0  # lines up to this one were searched for other hooks
+        self._watched = 0  # lines up to this one were searched for all words of an end
+        self._taken: set[int] = set()  # lines since then that were read
 
     def _hooks(self) -> Hooks:
         return self._mode
@@ -108,18 +111,37 @@ class Segmenter:
     def read(self, chunk: bytes) -> Iterator[Start]:
         """Take in a chunk of whole lines; yield the starts that it ended."""
         for line in self.scanner.scan(chunk):
+            self._taken.add(line.number)
             for record in read_line(line.number, line.raw, cut=line.cut):
                 self._take(record)
             yield from self._ended()
             wanted = self._wanted()
             if wanted in (None, self._doubtful) or self._mode is not self._busy:  # busy stays so until the chunk ends
                 self._look_for(wanted, line.number)
+        if any(session.reader.awaits_ready for session in self._unsettled.values()):
+            self._take_served(chunk)
         self._scanned += len(chunk)
         self._look_for(self._wanted(), self.scanner.lines_read)
 
+    def _take_served(self, chunk: bytes) -> None:
+        """Requests that were served show that an engine came up, where the line that says so is missing."""
+        number = self.scanner.lines_read - chunk.count(b"\n") + chunk.endswith(b"\n")
+        for hook in SURVIVAL_HOOKS:
+            at = chunk.find(hook)
+            for _ in range(MOST_SERVED):
+                if at < 0:
+                    break
+                begin, end = chunk.rfind(b"\n", 0, at) + 1, chunk.find(b"\n", at) + 1 or len(chunk)
+                for record in read_line(number + chunk.count(b"\n", 0, begin), chunk[begin:end]):
+                    self._take(record)
+                at = chunk.find(hook, end)
+
     def _look_for(self, hooks: Hooks, since: int) -> None:
-        if hooks is not self._mode:
-            self._mode, self._mode_since = hooks, since
+        """Change the mode after line ``since``."""
+        if self._mode in (None, self._watchful, self._doubtful) or len(self._taken) > MOST_TAKEN:
+            self._watched = since
+            self._taken.clear()
+        self._mode = hooks
 
     def close(self) -> Iterator[Start]:
         """The source ended: yield what is left, oldest start first."""
@@ -149,10 +171,10 @@ class Segmenter:
 
     def _read_last(self, before: int | None) -> None:
         """Look at the last lines before line ``before``, or of all, for words of an end that no hook found."""
-        hooks = self._mode or ()
-        for line in self.scanner.last(LAST_BYTES) if self._mode is not None else ():
-            is_new = line.number > self._mode_since and line.number != before
-            if not is_new or any(hook in line.raw for hook in hooks) or not any(hook in line.raw for hook in END_HOOKS):
+        if self._watched >= self.scanner.lines_read:
+            return
+        for line in self.scanner.last(LAST_BYTES, END_HOOKS):
+            if line.number <= self._watched or line.number in self._taken or line.number == before:
                 continue
             for record in read_line(line.number, line.raw):
                 stream = self._streams.get(record.key)

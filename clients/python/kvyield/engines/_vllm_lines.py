@@ -81,7 +81,6 @@ REFUSED_PLAIN = re.compile(
     r"|frontend multimodal GPU decoding reserves .{0,300}"
     r"|max_num_seqs \(\d{1,9}\) exceeds available Mamba cache blocks \(\d{1,9}\).{0,200}"
 )
-WARM_UP = re.compile(r"(?:CUDA )?out of memory occurred when warming up (?:sampler|pooler).{0,300}")
 PROMPT_LENGTH = re.compile(rb"prompt_token_ids_len=(\d{1,12})\b")
 
 MINE = any_of(

@@ -76,7 +76,7 @@ class SglangReader(StartReader):
         elif not self._refusal(record, text):
             held = self.problems.cause
             if self.read_problem(record, text) and self.problems.cause is not held:
-                self._find_prompt()
+                self._find_prompt(record)
 
     def _read_args(self, record: Record, _rank: Rank) -> bool:
         match = lines.ARGS.search(record.text)
@@ -275,12 +275,12 @@ class SglangReader(StartReader):
             self.problems.add(Problem("failed", "serving", Sourced(quote(exhausted[0]), source(record)), SPECIFIC))
         return bool(match or exhausted)
 
-    def _find_prompt(self) -> None:
+    def _find_prompt(self, record: Record) -> None:
         cause, chunk = self.problems.cause, self.start.flags.get("chunked_prefill_size")
         if cause is None or cause.outcome != "oom_runtime":
             return
         size = chunk.value if chunk and isinstance(chunk.value, int) else None
-        tokens = prompt_in_flight(self.surroundings.lines_before(SERVED_BYTES), size)
+        tokens = prompt_in_flight(self.lines_before(record, SERVED_BYTES), size)
         if tokens is not None:
             cause.evidence["prompt_tokens"] = Sourced(tokens, "the Prefill lines just before")
 
@@ -354,7 +354,6 @@ SGLANG = Engine(
         *(b"KV pool sizing", b"SWA", b"Memory pool end", b"memory calculation", b"Memory profiling", b"swa_"),
         *(b"pool sizes", b"token sizing", b"mem_get_info"),
         *(b"max_total_num_tokens", b"fired up", b"backend by default", b"mem-fraction-static", b"prefill CUDA graph"),
-        b"Decode batch",
     ),
     role=_role,
     reader=SglangReader,

@@ -62,7 +62,7 @@ class VllmReader(StartReader):
         found, cause = self.read_problem(record, text), self.problems.cause
         if cause is None or cause.outcome != "oom_runtime" or "prompt_tokens" in cause.evidence:
             return
-        dumped = self.surroundings.lines_before(DUMP_BYTES) if found else [record.text.encode()]
+        dumped = self.lines_before(record, DUMP_BYTES) if found else [record.text.encode()]
         lengths = [int(length) for line in dumped for length in lines.PROMPT_LENGTH.findall(line[: 1 << 16])]
         if lengths:
             cause.evidence["prompt_tokens"] = Sourced(max(lengths), "the scheduler's output that the engine dumped")
@@ -210,18 +210,15 @@ class VllmReader(StartReader):
     def _refusal(self, record: Record, text: str) -> bool:
         if self.announced:
             return False
-        free, length, stored, plain, warm = (
+        free, length, stored, plain = (
             pattern.search(text) for pattern in
-            (lines.REFUSED_FREE, lines.REFUSED_LENGTH, lines.REFUSED_STORED, lines.REFUSED_PLAIN, lines.WARM_UP)
+            (lines.REFUSED_FREE, lines.REFUSED_LENGTH, lines.REFUSED_STORED, lines.REFUSED_PLAIN)
         )  # fmt: skip
         match = free or length or stored or plain
         where = source(record)
-        if warm:
-            phase = self.phase if self.phase != "load" else "pool"
-            self.problems.add(Problem("oom_startup", phase, Sourced(quote(warm[0]), where), SPECIFIC + 1))
         if match is None:
             self._refused_figures(record, text)
-            return warm is not None
+            return False
         problem = Problem(
             "refused", "load" if free else "pool", Sourced(quote(match[0]), where), SPECIFIC + 1, final=True
         )
@@ -346,7 +343,7 @@ VLLM = Engine(
         *(b"max_num_batched_tokens", b"max model len", b"max_model_len", b"init engine", b"padding layers"),
         *(b"attention block size", b"shared memory broadcast", b"GPU memory", b"prompt_token_ids_len"),
         *(b"maximum model length", b"startup plan", b"utilization"),
-        *(b"Capturing ", b"throughput: "),
+        b"Capturing ",
     ),
     role=_role,
     reader=VllmReader,
