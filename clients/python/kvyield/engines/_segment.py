@@ -33,6 +33,7 @@ before the end of the log.
 ARRAY_MESSAGE = b'"MESSAGE":['
 _SYSTEM = re.compile(r"(?:^|/)(?:kernel|systemd)$")
 _NAMED_PROCESS = re.compile(r"\b[Pp]rocess (\d{1,10})\b")
+SERVED_HOOKS = (b"Decode batch", b"throughput: ")
 SURVIVAL_HOOKS = (b" batch", b"throughput: ")
 OPENERS_ONLY_AFTER = 1 << 23
 ENDS_UNTIL = 1 << 22
@@ -125,14 +126,15 @@ class Segmenter:
 
     def _take_served(self, chunk: bytes) -> None:
         """Requests that were served show that an engine came up, where the line that says so is missing."""
-        number = self.scanner.lines_read - chunk.count(b"\n") + chunk.endswith(b"\n")
-        for hook in SURVIVAL_HOOKS:
+        first = self.scanner.lines_read - chunk.count(b"\n") + chunk.endswith(b"\n")
+        for hook in SERVED_HOOKS:
             at = chunk.find(hook)
             for _ in range(MOST_SERVED):
                 if at < 0:
                     break
                 begin, end = chunk.rfind(b"\n", 0, at) + 1, chunk.find(b"\n", at) + 1 or len(chunk)
-                for record in read_line(number + chunk.count(b"\n", 0, begin), chunk[begin:end]):
+                number = first + chunk.count(b"\n", 0, begin)
+                for record in read_line(number, chunk[begin:end]) if number not in self._taken else ():
                     self._take(record)
                 at = chunk.find(hook, end)
 
