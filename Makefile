@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons check format serve migrate accuracy bench bench-list benchmarks-page wheels constraints clean
+.PHONY: help setup demo test test-fast test-long test-pythons check format serve migrate accuracy bench bench-list benchmarks-page wheels constraints clean
 
 help: ## list the verbs (this text)
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +22,13 @@ demo: $(STAMP) ## the main job on an embedded database: read real logs, post the
 	@$(BIN)/python docs/examples/demo.py
 
 test: $(STAMP) ## the whole suite: SQLite, a real PostgreSQL, real HTTP
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(STAMP) ## the full counts of random sequences and requests, which make test runs briefly
+	$(BIN)/python -m pytest -m long
 
 test-fast: $(STAMP) ## the suite without the slow parts (faults, simulations)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not long"
 
 test-pythons: $(STAMP) ## the client's tests on Python 3.10 to 3.13, each with the oldest dependencies allowed
 	$(BIN)/python tests/clients/matrix.py

@@ -61,8 +61,12 @@ def serve(socket_path: Path | None, **given: Any) -> None:
 @main.command("settings")
 @DATABASE
 def show_settings(database: str | None) -> None:
-    """Print the settings in effect, without the database's password."""
-    for name, value in shown(settings_from(database=database)).items():
+    """Print the settings in effect, without the database's password; fail when the database is not one."""
+    from kvyield_server.storage.connections import database_url
+
+    settings = settings_from(database=database)
+    database_url(settings.database)
+    for name, value in shown(settings).items():
         click.echo(f"{name} = {value}")
 
 
@@ -116,7 +120,7 @@ def check(database: str | None) -> None:
 @click.argument("target", type=click.Path(dir_okay=False, path_type=Path))
 def backup(database: str | None, target: Path) -> None:
     """Copy an embedded database to TARGET while the service runs."""
-    from kvyield_server.usecases.backup import backup as copy
+    from kvyield_server.storage.backup import backup as copy
 
     click.echo(f"{copy(settings_from(database=database).database, target)} bytes in {target}.")
 
@@ -126,7 +130,7 @@ def backup(database: str | None, target: Path) -> None:
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def restore(database: str | None, source: Path) -> None:
     """Make the embedded database from a backup; an existing one is never overwritten."""
-    from kvyield_server.usecases.backup import restore as copy
+    from kvyield_server.storage.backup import restore as copy
 
     click.echo(f"{copy(settings_from(database=database).database, source)} bytes restored.")
 

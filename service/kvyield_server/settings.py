@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from kvyield_server.errors import InvalidError
 
 PREFIX = "KVYIELD_"
+_PASSWORD_PARAMETER = re.compile(r"([?&](?:ssl)?password=)[^&]*", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,11 +59,12 @@ def shown(settings: Settings) -> dict[str, str | int]:
 
 
 def without_password(url: str) -> str:
-    """Return a database address without its password."""
+    """Return a database address without its password, in the login or in the query, whatever characters it has."""
     scheme, separator, rest = url.partition("://")
     login, at, place = rest.rpartition("@")
     user, colon, _ = login.partition(":")
-    return f"{scheme}{separator}{user}:***{at}{place}" if colon else url
+    place = _PASSWORD_PARAMETER.sub(r"\1***", place)
+    return f"{scheme}{separator}{user}:***{at}{place}" if colon else f"{scheme}{separator}{login}{at}{place}"
 
 
 def _is_set(source: Mapping[str, str], name: str) -> bool:

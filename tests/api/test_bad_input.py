@@ -11,7 +11,7 @@ from litestar.testing import TestClient
 
 from _storages import fresh_storage
 from api.conftest import Client
-from api.samples import changed, start
+from api.samples import NAMES, changed, start
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
 
@@ -319,3 +319,31 @@ def test_the_callers_request_id_is_kept_when_it_is_harmless(client: Client) -> N
     """A sane X-Request-Id is taken over; one that could break a log line is replaced."""
     assert client.get("/pairs", headers={"x-request-id": "abc-12345"}).headers["x-request-id"] == "abc-12345"
     assert client.get("/pairs", headers={"x-request-id": "a b;c{}\"'abcdef"}).headers["x-request-id"] != "a b"
+
+
+@pytest.mark.parametrize("dtype", ["banana", "fp8", "nvfp4", "BF16"])
+def test_a_type_that_the_engine_does_not_know_is_refused(client: Client, dtype: str) -> None:
+    """A question whose flag the engine would not take is a 422 that lists what it takes, in the query and in a body."""
+    client.post("/observations", json=start())
+    asked = {**NAMES, "target_tokens": 20_000, "kv_cache_dtype": dtype}
+    for answer in (client.get("/recommend", params=asked), client.post("/recommendations", json=asked)):
+        assert answer.status_code == 422
+        (fault,) = answer.json()["errors"]
+        assert fault["pointer"] == "/kv_cache_dtype"
+        assert "auto, bf16, bfloat16, fp8_e4m3, fp8_e5m2, fp4_e2m1" in fault["detail"]
+    asked["kv_cache_dtype"] = "fp8_e5m2"
+    assert client.get("/recommend", params=asked).status_code == 200
+
+
+def test_a_pair_whose_last_live_start_is_retracted_says_what_to_post(client: Client) -> None:
+    """Nothing is known of it any more: no advice, and every other question about it and its model is answered."""
+    pair_id = client.post("/observations", json=start()).json()["pair_id"]
+    other = {"gpu": "NVIDIA H200", "gpu_count": 8}
+    client.post("/observations", json=start(1, hardware=other))
+    client.post(f"/observations/{start()['id']}/retraction", json={"reason": "wrong host"})
+    asked = {"pair_id": pair_id, "engine": "sglang", "target_tokens": 20_000}
+    assert client.get("/recommend", params=asked).json()["status"] == "not_enough_evidence"
+    assert client.get("/recommend", params={**NAMES, **other, "target_tokens": 20_000}).status_code == 200
+    assert client.get(f"/pairs/{pair_id}/fits").json()["items"] == []
+    assert client.get(f"/pairs/{pair_id}/curve").status_code == 404
+    assert client.get(f"/ui/pairs/{pair_id}").status_code == 200

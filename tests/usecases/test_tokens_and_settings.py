@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,10 +15,10 @@ from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.domain.legacy.fit import PairFit
 from kvyield_server.errors import AmbiguousError, ConflictError, InvalidError, NotFoundError
 from kvyield_server.settings import Settings, settings_from, shown, without_password
+from kvyield_server.storage.backup import backup, restore
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.usecases.backup import backup, restore
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.refit import refit
 from kvyield_server.usecases.tokens import create, described, expiry, revoke
@@ -166,3 +167,44 @@ def test_a_pair_that_cannot_be_fitted_stops_no_other(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(FitCache, "of_pair", of_pair)
     assert list(refit(storage)) == ["1 x H200, m0: could not be fitted (ZeroDivisionError)"]
+
+
+@pytest.mark.parametrize("password", ["p@ss", "pa/ss", "p?ss", "p#ss", "a@b/c@d"])
+def test_no_part_of_a_password_is_printed(password: str) -> None:
+    """A password with characters that end a part of a URL is hidden whole, and the mistake is named."""
+    url = f"postgresql+psycopg://user:{password}@db.example/kvyield"
+    assert without_password(url) == "postgresql+psycopg://user:***@db.example/kvyield"
+    result = CliRunner().invoke(main, ["settings", "--database", url])
+    assert (result.exit_code, "%40" in result.output) == (1, True)
+    for command in (["db", "current"], ["settings"], ["refit"]):
+        said = CliRunner().invoke(main, [*command, "--database", url])
+        assert said.exit_code == 1
+        assert all(part not in said.output for part in (password, password[1:], "ss@", "d@"))
+
+
+def test_a_password_in_the_query_is_not_printed() -> None:
+    """libpq takes a password as a parameter too."""
+    url = "postgresql+psycopg://db.example/kvyield?password=secret&sslpassword=hidden&connect_timeout=3"
+    assert without_password(url).endswith("/kvyield?password=***&sslpassword=***&connect_timeout=3")
+
+
+@pytest.mark.parametrize("database", ["mysql://host/x", "nonsense", "sqlite://"])
+def test_settings_with_a_wrong_database_fail(database: str) -> None:
+    """A script that checks the settings notices."""
+    result = CliRunner().invoke(main, ["settings", "--database", database])
+    assert result.exit_code == 1
+    assert "Traceback" not in result.output
+
+
+def test_the_database_file_is_its_owners(tmp_path: Path) -> None:
+    """A new SQLite file and what SQLite puts beside it can be read by nobody else, whatever the umask."""
+    before = os.umask(0)
+    try:
+        storage = open_storage(f"sqlite:///{tmp_path / 'kvyield.db'}")
+        storage.write(lambda uow: uow.pairs.names()).result()
+        modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+        storage.close()
+    finally:
+        os.umask(before)
+    assert "kvyield.db" in modes
+    assert set(modes.values()) == {0o600}

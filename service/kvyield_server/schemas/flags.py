@@ -53,6 +53,25 @@ _KNOWN: Mapping[str, tuple[Any, str]] = {
 }
 
 
+KV_DTYPES: Mapping[EngineName, tuple[str, ...]] = {
+    EngineName.SGLANG: ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"),
+    EngineName.VLLM: ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"),
+    EngineName.TENSORRT_LLM: ("auto", "float16", "bfloat16", "fp8", "nvfp4", "int8"),
+    EngineName.LMDEPLOY: ("auto", "0", "4", "8", "int4", "int8", "fp8"),
+}
+"""What each engine takes for the type of its KV cache, over its versions: sglang server_args.py, vllm
+config/cache.py (CacheDType), tensorrt_llm llmapi KvCacheConfig.dtype, lmdeploy --quant-policy by number or type."""
+
+
+def kv_dtype_fault(value: str | None, engine: EngineName | None, pointer: str) -> Iterator[Fault]:
+    """Yield a fault when no version of the engine takes that type; where no engine is named, when none does."""
+    asked = EngineName if engine is None else (engine,)
+    known = tuple(dict.fromkeys(name for each in asked for name in KV_DTYPES[each]))
+    if value is not None and value not in known:
+        who = "the engines take" if engine is None else f"{engine} takes"
+        yield Fault(pointer, f"kv_cache_dtype is {shown(value)}; {who} {', '.join(known)}.")
+
+
 def flag_faults(flags: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
     """Yield what is wrong with flags, by name; a secret's value is never repeated."""
     if len(flags) > MAX_FLAGS:

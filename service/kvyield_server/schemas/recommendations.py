@@ -24,7 +24,7 @@ from kvyield_server.schemas.common import (
     warnings_out,
 )
 from kvyield_server.schemas.facts import FactsIn
-from kvyield_server.schemas.flags import flag_faults
+from kvyield_server.schemas.flags import flag_faults, kv_dtype_fault
 from kvyield_server.schemas.pairs import BasisOut, basis_out
 from kvyield_server.schemas.selectors import NamedIn, selector_faults
 from kvyield_server.schemas.strict import Fault, first_faults
@@ -172,7 +172,8 @@ class KeptRecommendation(Protocol):
 def recommendation_faults(body: QuestionIn, pointer: str = "") -> list[Fault]:
     """Return what the types cannot say."""
     need = size_faults(body, pointer, ("prompt_need_gib",))
-    return first_faults(chain(selector_faults(body, pointer), need, flag_faults(_held(body), pointer)))
+    dtype = kv_dtype_fault(body.kv_cache_dtype, body.engine, f"{pointer}/kv_cache_dtype")
+    return first_faults(chain(selector_faults(body, pointer), need, flag_faults(_held(body), pointer), dtype))
 
 
 def question_of(body: QuestionIn) -> Question:

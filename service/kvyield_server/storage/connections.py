@@ -22,6 +22,7 @@ LOCK_WAIT_SECONDS = 5
 MIGRATION_LOCK_WAIT_SECONDS = 60
 MIGRATION_LOCK = int.from_bytes(b"kvyield")  # any number that nobody else locks in this database
 READERS = 16
+_ENCODED = frozenset("@/?#")  # these end a part of a URL where they are not encoded
 
 _DRIVERS: Mapping[str, str] = MappingProxyType(
     {
@@ -54,10 +55,14 @@ class Use(Enum):
 
 def database_url(url: str) -> URL:
     """Return the parsed URL with its driver named; InvalidError when it means no database that kvyield can use."""
+    authority, _, _ = url.partition("://")[2].rpartition("@")
+    if not url.startswith("sqlite") and not _ENCODED.isdisjoint(authority):
+        detail = "has a user or password with one of @ / ? #: write them as %40 %2F %3F %23"
+        raise InvalidError([("/database", f"The database URL {detail}.")])
     try:
         parsed = make_url(url)
-    except ArgumentError as error:
-        raise InvalidError([("/database", "is not a database URL")]) from error
+    except (ArgumentError, ValueError):  # what they say holds the URL, and with it the password
+        raise InvalidError([("/database", "The database is not a database URL.")]) from None
     if parsed.drivername not in _DRIVERS:
         raise InvalidError([("/database", "must begin with sqlite:/// or postgresql+psycopg://")])
     parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])

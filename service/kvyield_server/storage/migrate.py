@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -118,7 +118,10 @@ def _migrating(url: str) -> Iterator[Config]:
 
 @contextmanager
 def _connected(url: str, use: Use) -> Iterator[Connection]:
-    engine = engine_for(database_url(url), use)
+    parsed = database_url(url)
+    if use is Use.MIGRATE and is_sqlite(parsed):
+        _make_file(Path(parsed.database or ""))
+    engine = engine_for(parsed, use)
     try:
         with engine.connect() as connection, connection.begin():
             yield connection
@@ -129,6 +132,12 @@ def _connected(url: str, use: Use) -> Iterator[Connection]:
         raise failure from error
     finally:
         engine.dispose()
+
+
+def _make_file(path: Path) -> None:
+    """Make a SQLite file that only its owner may read; SQLite gives its log files the rights of the database."""
+    with suppress(OSError):  # what stands in the way is said when the file is opened
+        path.touch(mode=0o600, exist_ok=False)
 
 
 def _missing_file(url: str) -> Path | None:
