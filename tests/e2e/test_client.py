@@ -12,6 +12,7 @@ from _samples_client import sample
 from e2e.running import Server
 from kvyield import Client, Observation, Verification
 from kvyield._ids import start_id
+from kvyield._replay import SETTLED
 from kvyield.delivery import deliver, deliver_batch
 from kvyield.spool import Spool
 
@@ -73,7 +74,7 @@ def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp
     assert [one.fate for one in deliver([watched], spool, client)] == ["stored"]
     report = seen(watched, recommendation_id=kept.id)
     for _ in range(2):
-        assert [(one.fate, one.reason) for one in deliver([report], spool, client)] == [("known", None)]
+        assert [(one.fate, one.reason) for one in deliver([report], spool, client)] == [("known", SETTLED)]
     assert client.recommendation(kept.id or "").observation_id == watched.id
     assert len(list(client.observations(model="tests/watched"))) == 2
 

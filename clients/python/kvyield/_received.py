@@ -49,6 +49,24 @@ class VerificationOut(Verification, forbid_unknown_fields=False):
     """A verification as the service tells it."""
 
 
+class FieldChange(Received, kw_only=True):
+    """A field of a start that changed; ``field`` is its dotted name, such as ``hardware.memory_gib``."""
+
+    field: str
+    before: object = None
+    after: object = None
+
+
+class HistoryEntry(Received, kw_only=True):
+    """What a further account of a start (``merge``) or a person (``correction``) changed, who and when."""
+
+    action: str
+    at: datetime | None = None
+    actor: str | None = None
+    reason: str | None = None
+    changes: list[FieldChange] = field(default_factory=list)
+
+
 class StoredObservation(Observation, kw_only=True, forbid_unknown_fields=False):
     """An observation in the ledger."""
 
@@ -62,6 +80,7 @@ class StoredObservation(Observation, kw_only=True, forbid_unknown_fields=False):
     received_at: datetime | None = None
     retracted_at: datetime | None = None
     retraction_reason: str | None = None
+    history: list[HistoryEntry] = field(default_factory=list)
 
 
 class Fault(Received, kw_only=True):
@@ -268,6 +287,7 @@ class Receipt(Received, kw_only=True):
     note: str | None = None
     retracted_at: datetime | None = None
     retraction_reason: str | None = None
+    recommendation_id: UUID | None = None
 
 
 class BatchAnswer(Received, kw_only=True):

@@ -60,7 +60,14 @@ def post_start(client: Ledger, observation: _wire.Observation) -> _wire.Receipt:
         receipt = client.post_observation(observation)
     except ConflictError as error:
         return after_conflict(client, observation, error)
-    return msgspec.structs.replace(receipt, note=receipt.note or retraction_note(receipt))
+    notes = list(filter(None, [receipt.note, retraction_note(receipt), _settling_note(observation, receipt)]))
+    return msgspec.structs.replace(receipt, note="; ".join(notes) or None)
+
+
+def _settling_note(observation: _wire.Observation, receipt: _wire.Receipt) -> str | None:
+    """A start that was known before, and now names the advice that it followed, has settled it."""
+    named = observation.recommendation_id
+    return SETTLED if named is not None and not receipt.created and receipt.recommendation_id == named else None
 
 
 def retraction_note(stored: _wire.Receipt | _wire.BatchItem | _wire.StoredObservation) -> str | None:

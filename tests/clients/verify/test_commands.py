@@ -151,8 +151,8 @@ def test_report_posts_a_start_that_died_as_what_it_became(client: Client) -> Non
     with standin.start(faults=Faults(oom_at_tokens=10_000)) as dying:
         result = run("report", dying, "--log", dying.log_path, *FACTS)
     assert result.exit_code == 1, result.output
-    rows = [client.observation(one) for one in ids(client) - before]
-    [row] = [one for one in rows if one.outcome == "oom_runtime"]
+    (added,) = ids(client) - before
+    row = client.observation(added)
     assert (row.outcome, row.measurements.pool_tokens) == ("oom_runtime", 218_484)
     assert row.failure is not None
     assert (row.failure.phase, row.failure.prompt_tokens) == ("serving", 20_000)
