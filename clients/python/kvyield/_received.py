@@ -49,7 +49,7 @@ class VerificationOut(Verification, forbid_unknown_fields=False):
     """A verification as the service tells it."""
 
 
-class FieldChange(Received, kw_only=True):
+class FieldChange(Received, kw_only=True, rename={"before": "from", "after": "to"}):
     """A field of a start that changed; ``field`` is its dotted name, such as ``hardware.memory_gib``."""
 
     field: str
