@@ -205,3 +205,23 @@ def test_a_count_that_divides_the_pool_may_be_a_ranks_share() -> None:
     final = "[TP0] max_total_num_tokens=124916, context_len=131072"
     start = only([KV.format(0, 31_229, 0.18, 0.18), KV.format(0, 124_916, 0.02, 0.02), final])
     assert values(start) == {"pool_tokens": 124_916}
+
+
+@pytest.mark.parametrize(
+    ("lines", "least"),
+    [
+        (["{start} Raise --mem-fraction-static above 0.942 (minimum viable = 1 - available/pre = 0.9411)."], 0.9411),
+        (["{start} Raise --mem-fraction-static above 0.942"], 0.942),
+        (
+            ["{start}", "Raise --mem-fraction-static above 0.942", "(minimum viable = 1 - available/pre = 0.9411)."],
+            0.9411,
+        ),
+    ],
+)
+def test_a_refusal_names_the_least_fraction_wherever_its_line_was_broken(lines: list[str], least: float) -> None:
+    """The four digits of the engine's own arithmetic win over the suggestion, which is rounded up."""
+    begin = "ValueError: Loaded weights leave no GPU memory for the KV cache under --mem-fraction-static=0.94."
+    start = only(["[TP0] Load weight begin. avail mem=93.60 GB", *(line.format(start=begin) for line in lines)])
+    assert start.outcome == "refused"
+    assert start.failure["minimum_fraction"].value == least
+    assert flags(start)["mem_fraction_static"] == 0.94

@@ -225,3 +225,14 @@ def test_a_persisted_plan_pins_the_pool() -> None:
     )
     start = only([line, "GPU KV cache size: 32,768 tokens"])
     assert start.flags["kv_cache_memory_bytes"].value == 40607249408
+
+
+@pytest.mark.parametrize(
+    "words", ["Starting vLLM server on http://0.0.0.0:8013", "Starting vLLM API server 0 on http://[::]:8013"]
+)
+def test_a_ready_server_tells_its_port(words: str) -> None:
+    """Two servers of one host are told apart by it; a port that was given is the flag as it is."""
+    lines = ["GPU KV cache size: 4,096 tokens", "init engine (profile, create kv cache, warmup model) took 7 s", words]
+    assert only(lines).flags["port"].value == 8013
+    given = only(["non-default args: {'model': 'm', 'port': 9000}", *lines])
+    assert given.flags["port"].value == 9000

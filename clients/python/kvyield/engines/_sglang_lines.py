@@ -63,6 +63,7 @@ MAMBA_SIZE = re.compile(r"\b(?:conv_state|ssm_state) size: (\d+(?:\.\d+)?) ?GB")
 GRAPH_END = re.compile(r"Capture .{1,60}? end\.")
 GRAPH_BEGIN = re.compile(r"Capture .{1,60}? begin\.")
 VIABLE = re.compile(r"minimum viable[^\n]{0,80}?(?<![\d.])(0?\.\d{1,6})\b")
+RAISE_ABOVE = re.compile(r"Raise --mem-fraction-static above (0?\.\d{1,6})\b")
 REFUSED = re.compile(
     r"(?:\w{1,40}Error: )?(?:Not enough memory\. Please try to increase --mem-fraction-static.{0,200}"
     r"|Loaded weights leave no GPU memory for the KV cache.{0,500}|Not enough GPU memory for hybrid.{0,300}"

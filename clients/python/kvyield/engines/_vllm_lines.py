@@ -60,6 +60,7 @@ SERVING = re.compile(r"Application startup complete|Starting vLLM (?:API )?serve
 GRAPHS_BEGIN = re.compile(
     r"Capturing (?:CUDA graphs|cudagraphs|the model for CUDA graphs|CUDA graph shapes|ACL graphs)"
 )
+PORT = re.compile(r"Starting vLLM (?:API )?server(?: \d+)? on https?://[^/\s]{1,260}:(\d{1,5})\b")
 HAS_SERVED = re.compile(r"throughput: (?!0\.0 )\d")
 SERVED = re.compile(r"Avg prompt throughput: ")
 

@@ -265,15 +265,23 @@ class SglangReader(StartReader):
         match, exhausted = lines.REFUSED.search(text), lines.EXHAUSTED.search(text)
         if match and not self.announced:
             problem = Problem("refused", "pool", Sourced(quote(match[0]), source(record)), SPECIFIC, final=True)
-            viable, fraction = lines.VIABLE.search(match[0]), lines.REFUSED_FRACTION.search(match[0])
-            if viable:
-                problem.evidence["minimum_fraction"] = Sourced(float(viable[1]), source(record))
+            fraction = lines.REFUSED_FRACTION.search(match[0])
             if fraction:
                 self._unless_given("mem_fraction_static", float(fraction[1]), record)
             self.problems.add(problem)
         elif exhausted:
             self.problems.add(Problem("failed", "serving", Sourced(quote(exhausted[0]), source(record)), SPECIFIC))
+        self._refused_fraction(record, text)
         return bool(match or exhausted)
+
+    def _refused_fraction(self, record: Record, text: str) -> None:
+        """The least fraction that the refusal names, on its line or, where somebody broke it, on one after it."""
+        cause, viable = self.problems.cause, lines.VIABLE.search(text)
+        least = viable or lines.RAISE_ABOVE.search(text)
+        if cause is None or cause.outcome != "refused" or least is None:
+            return
+        if viable or "minimum_fraction" not in cause.evidence:
+            cause.evidence["minimum_fraction"] = Sourced(float(least[1]), source(record))
 
     def _find_prompt(self, record: Record) -> None:
         cause, chunk = self.problems.cause, self.start.flags.get("chunked_prefill_size")
@@ -352,7 +360,7 @@ SGLANG = Engine(
     hooks=(
         *(b"server_args=", b"SERVER_ARGS ", b"Load weight ", b"Init torch", b" Cache ", b"KV cache dtype", b"Capture "),
         *(b"KV pool sizing", b"SWA", b"Memory pool end", b"memory calculation", b"Memory profiling", b"swa_"),
-        *(b"pool sizes", b"token sizing", b"mem_get_info"),
+        *(b"pool sizes", b"token sizing", b"mem_get_info", b"minimum viable"),
         *(b"max_total_num_tokens", b"fired up", b"backend by default", b"mem-fraction-static", b"prefill CUDA graph"),
     ),
     role=_role,

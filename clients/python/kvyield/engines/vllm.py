@@ -189,7 +189,10 @@ class VllmReader(StartReader):
             return True
         return self.memory.graphs(record, text)
 
-    def _read_ready(self, _record: Record, text: str) -> bool:
+    def _read_ready(self, record: Record, text: str) -> bool:
+        port = lines.PORT.search(text)
+        if port and self._is_open("port"):
+            self.flag("port", int(port[1]), source(record))
         if lines.ENGINE_READY.search(text):
             self.started = self.announced = True
         elif lines.SERVING.search(text):
