@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ColumnElement, Select, Subquery, and_, column, or_, select, values
+from sqlalchemy import ColumnElement, Select, Subquery, and_, column, literal, or_, select, values
 
 from kvyield_server.domain.facts.accounts import AT_ONCE, LARGEST_SHIFT, Account, short_host
 from kvyield_server.domain.facts.observation import Observation
@@ -56,7 +56,7 @@ def _moments(accounts: Sequence[Account], around: timedelta = AT_ONCE) -> Any:
     rows = [
         (host, start.observed_at - around, start.observed_at + around, start.fraction)
         for start in (each.observation for each in accounts)
-        for host in _hosts(start)
+        for host in hosts_of(start)
     ]
     return _table(("host", "since", "until", "fraction"), rows)
 
@@ -72,12 +72,12 @@ def _pools(accounts: Sequence[Account]) -> Any:
         since = start.observed_at - shift if each.is_timed else _EARLIEST
         rows += [
             (host, since, start.observed_at + shift, start.fraction, start.measurements.pool_tokens)
-            for host in _hosts(start)
+            for host in hosts_of(start)
         ]
     return _table(("host", "since", "until", "fraction", "pool_tokens"), rows)
 
 
-def _hosts(start: Observation) -> list[str | None]:
+def hosts_of(start: Observation) -> list[str | None]:
     """Return a start's host, and its short name where it has a domain."""
     return [start.host] if start.host is None else list(dict.fromkeys((start.host, short_host(start.host))))
 
@@ -87,4 +87,7 @@ def _table(names: Sequence[str], rows: list[tuple[Any, ...]]) -> Any:
         return None
     kinds = {"host": _it.host, "since": _it.observed_at, "until": _it.observed_at}
     columns = [column(name, kinds.get(name, _it.get(name)).type) for name in names]  # type: ignore[union-attr]
+    if len(rows) == 1:  # as bound values, so that the statement is compiled once
+        bound = (literal(value, it.type).label(it.name) for value, it in zip(rows[0], columns, strict=True))
+        return select(*bound).cte("wanted")
     return values(*columns).data(rows).cte("wanted")

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     Select,
+    and_,
     bindparam,
     delete,
     func,
@@ -23,11 +24,11 @@ from sqlalchemy import (
     update,
 )
 
-from kvyield_server.domain.facts.accounts import Account
+from kvyield_server.domain.facts.accounts import AT_ONCE, Account
 from kvyield_server.domain.facts.observation import Observation, Verification
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
-from kvyield_server.storage.candidates import near_queries
+from kvyield_server.storage.candidates import hosts_of, near_queries
 from kvyield_server.storage.filters import conditions
 from kvyield_server.storage.paging import cut, observation_key
 from kvyield_server.storage.pairs import SOURCE
@@ -180,9 +181,20 @@ class Observations:
         """Return the rows that may be of one of these starts: by host and time, or by host and pool."""
         found: set[UUID] = set()
         for some in batched(accounts, 100):
-            for query in near_queries(some):
+            for query in near_queries(some) if self._has_any_near(some) else ():
                 found |= {row.id for row in self._connection.execute(query.limit(MOST_NEAR * len(some)))}
         return self.by_ids(sorted(found))
+
+    def _has_any_near(self, accounts: Sequence[Account]) -> bool:
+        """Say whether any row is of one of the hosts, or of an unknown host at about these times: mostly none is."""
+        starts = [each.observation for each in accounts]
+        hosts = {host for start in starts for host in hosts_of(start)}
+        if None in hosts:
+            return True
+        times = [start.observed_at for start in starts]
+        at_once = _it.observed_at.between(min(times) - AT_ONCE, max(times) + AT_ONCE)
+        wheres = _it.host.in_(hosts), and_(_it.host.is_(None), at_once)
+        return any(self._connection.execute(select(_it.id).where(where).limit(1)).first() for where in wheres)
 
     def accounts(self, ids: Sequence[UUID]) -> dict[UUID, list[StoredAccount]]:
         """Return what was told of each start that was told more than once or corrected, oldest first."""

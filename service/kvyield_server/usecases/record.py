@@ -13,6 +13,7 @@ from kvyield_server.domain.facts.accounts import (
     Account,
     FieldChange,
     came_up,
+    host_key,
     is_other_start,
     is_same_start,
 )
@@ -133,6 +134,7 @@ class _Book:
         self._by_id = uow.observations.rows_of_ids([each.observation.id for each in arrivals])
         self._by_digest = uow.observations.rows_of_digests([each.digest for each in arrivals])
         self._rows: dict[UUID, _Row] = {}
+        self._of_host: dict[str | None, set[UUID]] = {}
         self._settling: list[tuple[Observation, UUID, datetime]] = []
         self._load({*self._by_id.values(), *self._by_digest.values()})
         unknown = [each for each in arrivals if each.digest not in self._by_digest and self._refusal(each) is None]
@@ -149,6 +151,19 @@ class _Book:
         for stored in self._uow.observations.by_ids(wanted):
             row_id = stored.observation.id
             self._rows[row_id] = _Row(stored, was=stored, accounts=accounts.get(row_id, []))
+            self._note_hosts(self._rows[row_id])
+
+    def _note_hosts(self, row: _Row) -> None:
+        for start in (row.stored.observation, *(each.account.observation for each in row.accounts)):
+            self._of_host.setdefault(host_key(start), set()).add(row.stored.observation.id)
+
+    def _candidates(self, account: Account) -> Iterable[_Row]:
+        """Return the rows that no host tells apart from an account: of many starts few are compared with each other."""
+        host = host_key(account.observation)
+        if host is None:
+            return list(self._rows.values())
+        ids = self._of_host.get(host, set()) | self._of_host.get(None, set())
+        return [self._rows[row_id] for row_id in ids if row_id in self._rows]
 
     def _refusal(self, arrival: Arrival) -> ConflictError | InvalidError | None:
         start = arrival.observation
@@ -201,7 +216,7 @@ class _Book:
             return self._rows[known_id]
         account = arrival.account
         row_id = self._by_id.get(arrival.observation.id)
-        matches = [each for each in self._rows.values() if each.is_told_by(account)]
+        matches = [each for each in self._candidates(account) if each.is_told_by(account)]
         matches.sort(key=lambda each: _distance(each.stored, account))
         row = self._rows[row_id] if row_id is not None else next(iter(matches), None)
         if row is None:
@@ -217,6 +232,7 @@ class _Book:
         row.take(accounts, arrival.actor, arrival.now, self._pair_id)
         for each in accounts:
             self._by_digest[each.account.digest] = row.stored.observation.id
+        self._note_hosts(row)
 
     def _absorb(self, row: _Row, other: _Row, arrival: Arrival) -> None:
         """Two rows turn out to be one start: the first keeps all that the second holds."""
@@ -243,6 +259,7 @@ class _Book:
             is_timed=arrival.account.is_timed,
         )
         row = self._rows[start.id] = _Row(stored)
+        self._note_hosts(row)
         self._by_id[start.id] = self._by_digest[arrival.digest] = start.id
         return row
 

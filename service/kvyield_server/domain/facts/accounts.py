@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from kvyield_server.domain.facts.observation import (
@@ -72,11 +73,13 @@ class Account:
         return _SOURCE_RANKS.get(self.observation.source or "manual", 0)
 
 
+@lru_cache(1024)
 def loose_gpu(name: str) -> str:
     """Return what is left of a GPU name after vendor, case, spaces and punctuation."""
     return _letters(_GPU_VENDOR.sub("", name))
 
 
+@lru_cache(1024)
 def loose_model(name: str) -> str:
     """Return what is left of a model name after its owner, case, spaces and punctuation."""
     return _letters(name.rstrip("/").rsplit("/", 1)[-1])
@@ -87,6 +90,11 @@ def short_host(host: str) -> str:
     return host if _ADDRESS.fullmatch(host) else host.partition(".")[0]
 
 
+def host_key(start: Observation) -> str | None:
+    """Return what two starts of one host have in common; None when the host is not told."""
+    return None if start.host is None else short_host(start.host).lower()
+
+
 def is_other_start(one: Observation, other: Observation) -> str | None:
     """Return the name of a field by which two observations under one id are of two starts, or None."""
     pairs: tuple[tuple[str, Any, Any], ...] = (
@@ -95,7 +103,7 @@ def is_other_start(one: Observation, other: Observation) -> str | None:
         ("model.name", loose_model(one.model.name), loose_model(other.model.name)),
         ("engine.name", one.engine.name, other.engine.name),
         ("flags.fraction", one.fraction, other.fraction),
-        ("host", one.host and short_host(one.host).lower(), other.host and short_host(other.host).lower()),
+        ("host", host_key(one), host_key(other)),
         ("flags.port", one.flags.get("port"), other.flags.get("port")),
     )
     return next((name for name, first, second in pairs if _contradict(first, second)), None)
@@ -130,7 +138,7 @@ def _is_of_another_server(one: Observation, other: Observation) -> bool:
         or _contradict(one.engine.variant, other.engine.variant)
         or one.hardware.gpu_count != other.hardware.gpu_count
         or loose_gpu(one.hardware.gpu) != loose_gpu(other.hardware.gpu)
-        or _contradict(one.host and short_host(one.host).lower(), other.host and short_host(other.host).lower())
+        or _contradict(host_key(one), host_key(other))
         or _contradict(one.fraction, other.fraction)
         or _contradict(one.flags.get("port"), other.flags.get("port"))
     )
