@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Literal
 from uuid import UUID
 
 import msgspec
@@ -18,7 +20,7 @@ from kvyield._errors import ServiceFailedError
 from kvyield._ids import start_id
 from kvyield._replay import KEPT, SETTLED, UNSETTLED, post_start
 from kvyield._transfer import Limits
-from kvyield.delivery import Delivery, deliver, deliver_batch
+from kvyield.delivery import Delivery, deliver, deliver_batch, keep_verification
 from kvyield.spool import Spool
 
 ONE, TWO = UUID(int=1), UUID(int=2)
@@ -187,3 +189,26 @@ def test_a_conflict_while_the_service_goes_away_waits(service: StandIn, spool: S
     assert spool.pending_count() == 1
     assert [one.fate for one in deliver([richer()], spool, client)] == ["known"]
     assert spool.items() == []
+
+
+@pytest.mark.parametrize(("answer", "passed"), [("right", True), ("not_checked", True), ("wrong", False)])
+def test_an_older_service_takes_verifications_as_it_knew_them(
+    service: StandIn, client: Client, spool: Spool, answer: Literal["right", "wrong", "not_checked"], passed: bool
+) -> None:
+    """One that refuses ``answer`` as unknown gets verifications without it, in a start and alone; nothing is lost."""
+    fault = {"pointer": "/answer", "detail": "answer is not known here"}
+    body = json.dumps({"title": "Invalid", "status": 422, "detail": "one fault", "errors": [fault]}).encode()
+    check = Verification(prompt_tokens=60_010, passed=True, answer=answer)
+    service.faults.append(faults.body(body, code=422))
+    start = changed(sample(), verifications=[check])
+    [stored] = deliver([start], spool, client)
+    service.faults.append(faults.body(body, code=422))
+    assert stored.stored_id is not None
+    [added] = keep_verification(stored.stored_id, check, spool).send(client)
+    assert (stored.fate, added.fate, spool.items()) == ("stored", "stored", [])
+    refusal = {"index": 0, "status": 422, "problem": json.loads(body)}
+    service.faults += [faults.body(json.dumps({"items": [refusal]}).encode()), faults.body(body, code=422)]
+    batched = changed(sample(5), verifications=[check])
+    assert [one.fate for one in deliver_batch([batched], spool, client)] == ["stored"]
+    row = next(iter(service.stored.values()))
+    assert [(one["passed"], one.get("answer")) for one in row["verifications"]] == [(passed, None)] * 2

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
 import msgspec
 
 from kvyield import _wire
-from kvyield._errors import ConflictError, NotAllowedError, NotFoundError, RefusedError
+from kvyield._errors import ConflictError, InvalidError, NotAllowedError, NotFoundError, RefusedError
 from kvyield._ids import content_id, is_same_start, start_id, told_apart_id
 
 if TYPE_CHECKING:
@@ -44,7 +44,12 @@ def adding(client: Ledger) -> Callable[[Addition], _wire.Receipt]:
     """Adds a verification to the start that this client's service has."""
 
     def add(addition: Addition) -> _wire.Receipt:
-        stored = client.add_verification(addition.observation_id, addition.verification)
+        try:
+            stored = client.add_verification(addition.observation_id, addition.verification)
+        except InvalidError as error:
+            if not is_older(error, [addition.verification]):
+                raise
+            stored = client.add_verification(addition.observation_id, _without_answer(addition.verification))
         return _wire.Receipt(id=stored.id or addition.observation_id, pair_id=stored.pair_id)
 
     return add
@@ -60,8 +65,25 @@ def post_start(client: Ledger, observation: _wire.Observation) -> _wire.Receipt:
         receipt = client.post_observation(observation)
     except ConflictError as error:
         return after_conflict(client, observation, error)
+    except InvalidError as error:
+        if not is_older(error, observation.verifications):
+            raise
+        plain = [_without_answer(one) for one in observation.verifications]
+        return post_start(client, msgspec.structs.replace(observation, verifications=plain))
     notes = list(filter(None, [receipt.note, retraction_note(receipt), _settling_note(observation, receipt)]))
     return msgspec.structs.replace(receipt, note="; ".join(notes) or None)
+
+
+def is_older(error: InvalidError, verifications: Sequence[_wire.Verification]) -> bool:
+    """Whether a service that does not know ``answer`` yet refused verifications for it."""
+    told = [*error.problem.errors, *(_wire.Fault(detail=text) for text in [error.problem.detail] if text)]
+    return any(one.answer for one in verifications) and any("answer" in f"{one.pointer} {one.detail}" for one in told)
+
+
+def _without_answer(verification: _wire.Verification) -> _wire.Verification:
+    """As a service took it before: passed with a right answer, or with one that nobody checked."""
+    passed = verification.passed and verification.answer != "wrong"
+    return msgspec.structs.replace(verification, answer=None, passed=passed)
 
 
 def _settling_note(observation: _wire.Observation, receipt: _wire.Receipt) -> str | None:

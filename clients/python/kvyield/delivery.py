@@ -16,6 +16,7 @@ from kvyield import _wire
 from kvyield._errors import (
     ConflictError,
     DeadlineError,
+    InvalidError,
     KvyieldError,
     RefusedError,
     ServiceError,
@@ -24,7 +25,7 @@ from kvyield._errors import (
     error_of,
 )
 from kvyield._ids import start_id, verification_id
-from kvyield._replay import Ledger, adding, after_conflict, post_start, posting, retraction_note
+from kvyield._replay import Ledger, adding, after_conflict, is_older, post_start, posting, retraction_note
 from kvyield.spool import Addition, Spool
 
 CONFLICT = 409
@@ -237,6 +238,8 @@ def _batch_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wir
     error = error_of(item.status, item.problem or _wire.Problem(status=item.status))
     if isinstance(error, ServiceFailedError):
         return _spooled(spool, one, reason, error)
+    if isinstance(error, InvalidError) and is_older(error, one.verifications):
+        return keep([one], spool).send(client)[0]
     return Delivery(one, "refused", reason, error=error)
 
 
