@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from _stand_in_service import StandIn
 from kvyield import intake
 from kvyield.cli import importing, main
 
+ENDS = re.compile(r"max_total_num_tokens=|fired up|batch")
 FACTS = ("--gpu", "NVIDIA RTX PRO 6000", "--gpu-count", "8", "--gpu-memory-gib", "95.59")
 APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
 
@@ -78,3 +81,19 @@ def test_failing_files_are_shown_however_many_there_are(
     assert "8.log: refused: " in result.stderr
     assert "9.log.gz" in result.stderr
     assert result.exit_code == 3
+
+
+def test_an_unfinished_start_is_shown_and_posted_only_when_asked(service: StandIn, tmp_path: Path) -> None:
+    """A log that ends after the pool posts nothing; a dry run shows what it holds; an option takes it as ready."""
+    log = tmp_path / "cut.log"
+    log.write_text("".join(line for line in LOG.splitlines(keepends=True) if not ENDS.search(line)))
+    shown = run("import", str(log), "--dry-run", "--json", *FACTS)
+    [found] = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert (found["outcome"], found["measurements"]["free_at_ready_gib"]) == ("unfinished", None)
+    assert found["measurements"]["pool_tokens"] > 0
+    assert run("import", str(log), "--url", service.url, *FACTS, "--json").stdout == ""
+    assert not service.stored
+    asked = run("import", str(log), "--url", service.url, *FACTS, "--take-unfinished")
+    assert "--take-unfinished" in asked.stderr
+    [stored] = service.stored.values()
+    assert stored["outcome"] == "ready"

@@ -67,6 +67,7 @@ class Extras:
     model_facts_source: str = "option --model-config"
     model_name: Sourced | None = None
     recommendation_id: UUID | None = None
+    takes_unfinished: bool = False
 
 
 @dataclass(frozen=True)

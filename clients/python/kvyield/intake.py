@@ -35,14 +35,15 @@ Get = Callable[[str], tuple[int, bytes]]
 
 @dataclass
 class Reading:
-    """What one source held. ``unfinished`` counts starts whose log ends before the engine was ready or had failed.
+    """What one source held. ``unfinished`` are starts whose log ends before the engine was ready or had failed: they
+    are shown, never posted.
 
     ``differences`` says why the engine that runs is not the log's last start; nothing of it was taken then.
     """
 
     name: str
     starts: list[Assembled] = field(default_factory=list)
-    unfinished: int = 0
+    unfinished: list[Assembled] = field(default_factory=list)
     lines: int = 0
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
@@ -177,10 +178,16 @@ def _counted(lines: Iterator[bytes], reading: Reading, tail: deque[bytes]) -> It
 
 
 def _take(reading: Reading, start: Start, extras: Extras, *, is_local: bool, source: str = "log") -> None:
-    if start.outcome == "unfinished":
-        reading.unfinished += 1
-        return
-    reading.starts.append(completed(start, extras, is_local=is_local, source=source))
+    if start.outcome == "unfinished" and extras.takes_unfinished and _has_pool(start):
+        start = replace(start, outcome="ready")
+        reading.notes.append("a start whose log ends before it is ready was taken as ready (--take-unfinished)")
+    kept = reading.unfinished if start.outcome == "unfinished" else reading.starts
+    kept.append(completed(start, extras, is_local=is_local, source=source))
+
+
+def _has_pool(start: Start) -> bool:
+    told = (start.measurements.get(name) for name in ("pool_tokens", "kv_cache_gib"))
+    return any(item is not None and item.value for item in told)
 
 
 def completed(start: Start, extras: Extras, *, is_local: bool, source: str = "log") -> Assembled:

@@ -66,13 +66,14 @@ def test_other_ends_are_no_lack_of_gpu_memory(engine, phase, wrapping):
         assert "wanted_gib" not in start.failure
 
 
+@pytest.mark.parametrize("wrapping", WRAPPINGS)
 @pytest.mark.parametrize(("engine", "phase"), STARTS)
-def test_words_that_mean_nothing_change_nothing(engine, phase):
+def test_words_that_mean_nothing_change_nothing(engine, phase, wrapping):
     """Retries, hints, quoted requests and an ordered stop leave a serving engine ready and a start-up as it was."""
     for ending in endings_of(engine, NOTHING):
         if ending.row != "stopped" or phase == "serving":
             outcome = "ready" if phase == "serving" else "unfinished"
-            assert said(only(log_of(engine, phase, ending))) == (outcome, None, None), ending.lines
+            assert said(only(log_of(engine, phase, ending, wrapping=wrapping))) == (outcome, None, None), ending.lines
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "tensorrt-llm", "lmdeploy"])

@@ -138,6 +138,7 @@ def fact_options(function: Function) -> Function:
             metavar="ZONE",
             help="Zone of log times that name none.  [default: this host's]",
         ),
+        click.option("--take-unfinished", is_flag=True, help="Take a start whose log ends after its pool as ready."),
     ]
     return _all(options, function)
 
@@ -210,6 +211,7 @@ def extras_of(
         model_facts_source=f"{config}",
         model_name=_config_name(config),
         recommendation_id=recommendation_id,
+        takes_unfinished=bool(given.get("take_unfinished")),
     )
 
 

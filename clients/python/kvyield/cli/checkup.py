@@ -75,7 +75,7 @@ def _check_source(given: dict[str, Any]) -> Iterator[Check]:
     if given["journal"] and not reading.lines and (missing := missing_unit(given["journal"])):
         yield Check("log", "fail", missing, "systemctl list-units --type service lists those that are there")
         return
-    found = len(reading.starts) + reading.unfinished
+    found = len(reading.starts) + len(reading.unfinished)
     advice = "is it the engine's own log, from its start on?"
     finding = f"{found} start(s) in {reading.lines:,} lines of {reading.name}"
     yield Check("log", "ok" if found else "fail", finding, "" if found else advice)

@@ -89,6 +89,8 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
     if given["dry_run"]:
         for reading in _with_progress(readings, len(files)):
             tally.take(reading)
+            for start in reading.unfinished if given["as_json"] else ():
+                click.echo(start.json())
         for path in exports:
             list(tally.lines(str(path), read_export(path)))
     else:
@@ -237,7 +239,7 @@ class Tally:
         """The starts that can be posted; the others are counted and their lack is said once."""
         count = self._counts.setdefault(reading.name, Counter())
         count["starts"] = len(reading.starts)
-        count["unfinished"] = reading.unfinished
+        count["unfinished"] = len(reading.unfinished)
         if not reading.starts and not reading.unfinished and not reading.notes:
             say(f"kvyield: no engine start in {reading.name} ({reading.lines:,} lines)")
         for note in reading.notes:

@@ -61,7 +61,7 @@ def observe(ctx: click.Context, /, **given: Any) -> None:
     starts = reading.starts[-1:] if given["last"] else reading.starts
     _check(reading, starts)
     if given["as_json"]:
-        for start in starts:
+        for start in [*starts, *(reading.unfinished if given["dry_run"] else [])]:
             click.echo(start.json())
     if given["explained"]:
         explain(starts, to_stderr=given["as_json"])
@@ -143,7 +143,8 @@ def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
     for difference in reading.differences:
         say(f"kvyield: log and server are not one start, the server is left out: {difference}")
     if reading.unfinished:
-        say(f"kvyield: {reading.unfinished} start(s) in {reading.name} were not ready yet; run again when they are")
+        count = len(reading.unfinished)
+        say(f"kvyield: {count} start(s) in {reading.name} were not ready yet; run again when they are")
     if not starts and not reading.unfinished and not reading.lines:
         raise SourceError(f"no engine start: nothing was read from {reading.name}")
     if not starts and not reading.unfinished:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvyield.engines._prefix import read_line
 from kvyield.engines._start import Outcome, Phase, Sourced
 from kvyield.engines._text import quote, source_of
 from kvyield.engines._wordings import FRAMES, WORDINGS, WRAPPERS, Wording
@@ -145,7 +146,7 @@ class Problems:
         """The lines just before a problem: whether the engine had said that it was going down, or had been asked to,
         and the last errors. Returns the phase that the traceback above tells of a start-up.
         """
-        recent = [line[:LONGEST_READ].decode("utf-8", "replace") for line in list(lines)[-LINES_BEFORE:]]
+        recent = [_plain(line) for line in list(lines)[-LINES_BEFORE:]]
         for line in recent if serving else ():
             if _ERROR_LINE.search(line):
                 self._keep_words(line)
@@ -185,6 +186,14 @@ def wording_of(text: str) -> tuple[Wording | None, str]:
             begin = min(match.start(), exception.start(1)) if exception else match.start()
             return wording, text[begin:]
     return None, ""
+
+
+def _plain(raw: bytes) -> str:
+    """A line as text, without its prefixes and colours where it holds words of an end."""
+    text = raw[:LONGEST_READ].decode("utf-8", "replace")
+    if not any(map(text.__contains__, _NEEDLES)):
+        return text
+    return " ".join(record.text for record in read_line(0, raw[:LONGEST_READ]))
 
 
 def figures_of(words: str, source: str) -> dict[str, Sourced]:
