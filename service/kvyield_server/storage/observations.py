@@ -13,14 +13,14 @@ from sqlalchemy import (
     Connection,
     RowMapping,
     Select,
-    and_,
     bindparam,
     delete,
+    exists,
     func,
     null,
     or_,
     select,
-    union,
+    union_all,
     update,
 )
 
@@ -58,6 +58,30 @@ _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verifica
 _account, _alias, _history = tables.account.c, tables.alias.c, tables.history.c
 _ALL = select(tables.observation)
 _WITHOUT_LOG = select(*(each for each in _it if each.name != "log_excerpt"), null().label("log_excerpt"))
+_ROWS_OF_IDS = union_all(
+    select(_it.id, _it.id.label("row")).where(_it.id.in_(bindparam("ids", expanding=True))),
+    select(_alias.id, _alias.observation_id).where(_alias.id.in_(bindparam("ids", expanding=True))),
+)
+_ROWS_OF_DIGESTS = union_all(
+    select(_it.content_digest, _it.id.label("row")).where(_it.content_digest.in_(bindparam("digests", expanding=True))),
+    select(_account.content_digest, _account.observation_id).where(
+        _account.content_digest.in_(bindparam("digests", expanding=True))
+    ),
+)
+_ANY_NEAR = union_all(
+    select(exists().where(_it.host.in_(bindparam("hosts", expanding=True)))),
+    select(exists().where(_it.host.is_(None), _it.observed_at.between(bindparam("since"), bindparam("until")))),
+)
+_COUNT = (
+    update(tables.pair)
+    .where(_pair.id == bindparam("pair"))
+    .values(
+        revision=_pair.revision + 1,
+        observation_count=_pair.observation_count + bindparam("count"),
+        last_observed_at=bindparam("newest"),
+        engines=bindparam("names"),
+    )
+)
 MOST_PAIRS = 50  # of one GPU or model, to be asked one by one; the starts of more are found among all starts
 MOST_NEAR = 200  # rows that may be of a posted start; more share a host, a moment and a fraction on no real host
 
@@ -98,17 +122,7 @@ class Observations:
         for stored in added:
             own.setdefault(stored.pair_id, []).append(stored.observation)
         changes = [_counted(pairs[pair_id], starts) for pair_id, starts in own.items()]
-        statement = (
-            update(tables.pair)
-            .where(_pair.id == bindparam("pair"))
-            .values(
-                revision=_pair.revision + 1,
-                observation_count=_pair.observation_count + bindparam("count"),
-                last_observed_at=bindparam("newest"),
-                engines=bindparam("names"),
-            )
-        )
-        self._connection.execute(statement, changes)
+        self._connection.execute(_COUNT, changes)
 
     def update(self, stored: StoredObservation, was: StoredObservation) -> None:
         """Bring a row to what its accounts and corrections make of it, the pair or pairs and the verifications too."""
@@ -163,18 +177,15 @@ class Observations:
         """Return the id of the row of each posted id that is stored."""
         found: dict[UUID, UUID] = {}
         for some in batched(ids):
-            rows = select(_it.id, _it.id.label("row")).where(_it.id.in_(some))
-            others = select(_alias.id, _alias.observation_id).where(_alias.id.in_(some))
-            found |= {each.id: each.row for each in self._connection.execute(union(rows, others))}
+            found |= {each.id: each.row for each in self._connection.execute(_ROWS_OF_IDS, {"ids": some})}
         return found
 
     def rows_of_digests(self, digests: Sequence[str]) -> dict[str, UUID]:
         """Return the id of the row of each content that is stored."""
         found: dict[str, UUID] = {}
         for some in batched(digests):
-            rows = select(_it.content_digest, _it.id.label("row")).where(_it.content_digest.in_(some))
-            others = select(_account.content_digest, _account.observation_id).where(_account.content_digest.in_(some))
-            found |= {each.content_digest: each.row for each in self._connection.execute(union(rows, others))}
+            rows = self._connection.execute(_ROWS_OF_DIGESTS, {"digests": some})
+            found |= {each.content_digest: each.row for each in rows}
         return found
 
     def near(self, accounts: Sequence[Account]) -> list[StoredObservation]:
@@ -189,12 +200,9 @@ class Observations:
         """Say whether any row is of one of the hosts, or of an unknown host at about these times: mostly none is."""
         starts = [each.observation for each in accounts]
         hosts = {host for start in starts for host in hosts_of(start)}
-        if None in hosts:
-            return True
         times = [start.observed_at for start in starts]
-        at_once = _it.observed_at.between(min(times) - AT_ONCE, max(times) + AT_ONCE)
-        wheres = _it.host.in_(hosts), and_(_it.host.is_(None), at_once)
-        return any(self._connection.execute(select(_it.id).where(where).limit(1)).first() for where in wheres)
+        values = {"hosts": list(hosts), "since": min(times) - AT_ONCE, "until": max(times) + AT_ONCE}
+        return None in hosts or any(self._connection.execute(_ANY_NEAR, values).scalars())
 
     def accounts(self, ids: Sequence[UUID]) -> dict[UUID, list[StoredAccount]]:
         """Return what was told of each start that was told more than once or corrected, oldest first."""

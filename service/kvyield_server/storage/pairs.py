@@ -33,8 +33,12 @@ PAIRS = select(
 _NAMED = PAIRS.where(
     _hardware.gpu == bindparam("gpu"), _hardware.gpu_count == bindparam("gpu_count"), _model.name == bindparam("model")
 )
-_AMONG = PAIRS.where(
-    _hardware.gpu.in_(bindparam("gpus", expanding=True)), _model.name.in_(bindparam("models", expanding=True))
+_LOCKED = (
+    PAIRS.where(
+        _hardware.gpu.in_(bindparam("gpus", expanding=True)), _model.name.in_(bindparam("models", expanding=True))
+    )
+    .order_by(_pair.id)
+    .with_for_update(of=tables.pair)
 )
 _MOST_NAMED = 50  # of each kind in one query, which finds all their combinations
 Name = tuple[str, int, str]
@@ -74,8 +78,7 @@ class Pairs:
         found: dict[Name, Pair] = {}
         for some in batched(wanted, _MOST_NAMED):
             values = {"gpus": [name[0] for name in some], "models": [name[2] for name in some]}
-            query = _AMONG.order_by(_pair.id).with_for_update(of=tables.pair)
-            for row in self._connection.execute(query, values).mappings():
+            for row in self._connection.execute(_LOCKED, values).mappings():
                 pair = pair_from_row(row)
                 found[_name_of(pair.hardware, pair.model)] = pair
         return {name: found[name] for name in wanted if name in found}
