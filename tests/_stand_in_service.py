@@ -122,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
             reason = correction.pop("reason")
             for part, fields in correction.items():
                 found[part] = {**found[part], **fields}
-            found.setdefault("history", []).append({"reason": reason, "changes": correction})
+            changes = [{"field": f"{part}.{name}"} for part, fields in correction.items() for name in fields]
+            found.setdefault("history", []).append({"action": "correction", "reason": reason, "changes": changes})
             self.answer(200, found)
         elif self.path.endswith("/settlement"):
             answered, by = self.path.split("/")[2], json.loads(self.body)["observation_id"]

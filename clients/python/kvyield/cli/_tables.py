@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +20,6 @@ FILE_WIDTH = 200
 GAP = 2
 SHORTEST_NAME = 16
 MARKS = ">!~?"
-_WRAPPER = partial(textwrap.wrap, break_long_words=False, break_on_hyphens=False)
 
 
 @dataclass
@@ -35,23 +32,22 @@ class _Column:
     width: int = 0
 
     @property
-    def widest(self) -> int:
-        """Where nothing is wrapped."""
-        return max(map(len, [self.heading, *(line for cell in self.cells for line in cell.split("\n"))]))
+    def keeps_lines(self) -> bool:
+        """Whether a cell stays on one line."""
+        return not set(self.marks).isdisjoint(">!~")
 
     @property
     def narrowest(self) -> int:
         """Where no word and no figure is broken."""
         if "~" in self.marks:
-            return min(self.widest, SHORTEST_NAME)
-        keeps = self.cells if set(self.marks) & set(">!") else [word for cell in self.cells for word in cell.split()]
+            return min(max(map(len, [self.heading, *self.cells])), SHORTEST_NAME)
+        keeps = self.cells if self.keeps_lines else [word for cell in self.cells for word in cell.split()]
         return max(map(len, [*self.heading.split(), *keeps]), default=0)
 
-    def lines(self, text: str) -> list[str]:
-        """A cell's lines, as wide as the column."""
-        text = elided(text, self.width) if "~" in self.marks else text
-        wrapped = [line for part in text.split("\n") for line in _WRAPPER(part, max(self.width, 1)) or [""]]
-        return [line.rjust(self.width) if ">" in self.marks else line.ljust(self.width) for line in wrapped]
+    @property
+    def widest(self) -> int:
+        """Where nothing is wrapped."""
+        return max(map(len, [self.heading, *(line for cell in self.cells for line in cell.split("\n"))]))
 
 
 def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
@@ -67,7 +63,7 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str
         cells = [row[index] if index < len(row) else "" for row in texts]
         columns.append(_Column(name, heading[: len(heading) - len(name)], cells))
     left_out = _fit(columns, _width())
-    _print(columns, len(texts))
+    _print(columns)
     return left_out
 
 
@@ -103,15 +99,24 @@ def _total(widths: Iterable[int]) -> int:
     return sum(each) + GAP * max(len(each) - 1, 0)
 
 
-def _print(columns: Sequence[_Column], count: int) -> None:
-    parts = [[one.lines(one.heading) for one in columns], [["─" * one.width] for one in columns]]
-    parts += [[one.lines(one.cells[row]) for one in columns] for row in range(count)]
-    for cells in parts:
-        for line in range(max(map(len, cells), default=0)):
-            words = [
-                cell[line] if line < len(cell) else " " * one.width for one, cell in zip(columns, cells, strict=True)
-            ]
-            click.echo((" " * GAP).join(words).rstrip())
+def _print(columns: Sequence[_Column]) -> None:
+    """Rich wraps and aligns; it would rather break a figure than leave a column out, so the widths are given."""
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), show_header=False)
+    for one in columns:
+        shown.add_column(justify="right" if ">" in one.marks else "left", width=one.width)
+    rule = ["─" * one.width for one in columns]
+    cells = [[elided(cell, one.width) if "~" in one.marks else cell for cell in one.cells] for one in columns]
+    for row in ([one.heading for one in columns], rule, *zip(*cells, strict=True)):
+        shown.add_row(*row)
+    width = _total(one.width for one in columns) + GAP
+    console = Console(width=width, color_system=None, markup=False, highlight=False, emoji=False, legacy_windows=False)
+    with console.capture() as captured:
+        console.print(shown)
+    for line in captured.get().splitlines():
+        click.echo(line.rstrip())
     click.echo()
 
 
