@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from domain.real_starts import H200, KIMI, PRO_6000, h200_starts
+from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation
-from kvyield_server.domain.legacy.parallel import parallel_layout
 
 GIB = float(2**30)
 LOGS = Path(__file__).parents[1] / "clients" / "engines" / "data" / "h200_logs.tar.xz"

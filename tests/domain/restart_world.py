@@ -22,6 +22,8 @@ import numpy as np
 
 from domain.straight_line import BIRTH
 from kvyield_server.domain.answers import Question
+from kvyield_server.domain.engines.token_cost import token_cost
+from kvyield_server.domain.facts.devices import free_before_load
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -36,10 +38,8 @@ from kvyield_server.domain.facts.observation import (
     Verification,
 )
 from kvyield_server.domain.legacy.advice import recommend
-from kvyield_server.domain.legacy.devices import free_before_load
 from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
 from kvyield_server.domain.legacy.headroom import fit_prompt_need
-from kvyield_server.domain.legacy.token_cost import token_cost
 
 GIB = float(2**30)
 MOST_RESTARTS = 60

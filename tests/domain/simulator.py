@@ -32,6 +32,8 @@ import numpy as np
 
 from domain.real_starts import EPOCH
 from domain.simulated_models import ARCHITECTURES, HYBRIDS, VERSIONS, Draft, draft_factor, token_bytes
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.facts.devices import free_before_load, usable_memory
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -45,8 +47,6 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.legacy.devices import free_before_load, usable_memory
-from kvyield_server.domain.legacy.flags import NAMES
 from kvyield_server.domain.legacy.headroom import fit_prompt_need
 
 GIB = float(2**30)

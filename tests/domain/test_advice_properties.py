@@ -19,6 +19,7 @@ from domain.straight_line import (
     start,
 )
 from kvyield_server.domain.answers import Advice, Question, Status
+from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.facts.observation import (
     FRACTION_FLAG,
     Engine,
@@ -35,7 +36,7 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.domain.legacy.advice import recommend
 from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
-from kvyield_server.domain.legacy.flags import NAMES, render
+from kvyield_server.domain.legacy.flags import render
 
 PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096})
 TOKENS = st.integers(1, 3_000_000)

@@ -9,8 +9,8 @@ import pytest
 
 from domain.real_starts import KIMI, PRO_6000, h200_starts, observe, worked_case
 from kvyield_server.domain.answers import BasisKind
+from kvyield_server.domain.facts.deployment import deployment_key, deployment_label, group_starts
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation
-from kvyield_server.domain.legacy.deployment import deployment_key, deployment_label, group_starts
 from kvyield_server.domain.legacy.fit import PairEvidence, cold_fit, fit_pair
 
 SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")

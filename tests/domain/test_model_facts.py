@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from domain.real_starts import DATA, KIMI
-from kvyield_server.domain.facts.observation import Hardware, Model
-from kvyield_server.domain.legacy.devices import (
+from kvyield_server.domain.facts.devices import (
     find_device,
     free_before_load,
     has_unified_memory,
     usable_memory,
 )
-from kvyield_server.domain.legacy.engine_version import parse_version
-from kvyield_server.domain.legacy.model_facts import is_latent_attention, read_shape
-from kvyield_server.domain.legacy.parallel import parallel_layout
-from kvyield_server.domain.legacy.weights import parameter_count, weights_gib_per_gpu
+from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import is_latent_attention, read_shape
+from kvyield_server.domain.facts.observation import Hardware, Model
+from kvyield_server.domain.facts.versions import parse_version
+from kvyield_server.domain.facts.weights import parameter_count, weights_gib_per_gpu
 
 MODELS: dict[str, dict[str, Any]] = json.loads((DATA / "models.json").read_text())
 LLAMA_70B = {

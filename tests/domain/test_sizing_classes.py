@@ -9,11 +9,11 @@ import pytest
 
 from domain.real_starts import KIMI, PRO_6000, case_groups, h200_starts, observe
 from kvyield_server.domain.answers import Estimate
+from kvyield_server.domain.engines.fraction_share import fraction_share
+from kvyield_server.domain.engines.token_cost import token_cost
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation
 from kvyield_server.domain.legacy.evidence import Label, Use, classify
 from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.legacy.fraction_share import fraction_share
-from kvyield_server.domain.legacy.token_cost import token_cost
 
 GIB = 2**30
 MI300X = Hardware(gpu="AMD Instinct MI300X", gpu_count=1, memory_gib=191.98)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from domain.real_starts import KIMI, h200_starts
+from kvyield_server.domain.engines.token_cost import token_cost
 from kvyield_server.domain.facts.observation import Engine, EngineName
-from kvyield_server.domain.legacy.token_cost import token_cost
 
 QWEN3_8B = {
     "num_hidden_layers": 36,

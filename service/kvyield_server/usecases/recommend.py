@@ -82,8 +82,8 @@ def _key(subject: Subject, question: Question) -> Hashable:
 
 
 def _answer(subject: Subject, question: Question) -> Advice:
+    from kvyield_server.domain.engines.registry import translated
     from kvyield_server.domain.legacy.advice import recommend as advise  # scipy loads at the first answer
-    from kvyield_server.domain.legacy.flags import translated
 
     fit = subject.deployment(translated(subject.engine, question.flags))
     advice = advise(fit, replace(question, engine_version=subject.selector.engine_version))

@@ -16,12 +16,13 @@ from kvyield_server.domain.answers import (
     Status,
     Window,
 )
+from kvyield_server.domain.engines.registry import NAMES, positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
 from kvyield_server.domain.legacy.case import Case, YieldModel, make_case, starting_flags
 from kvyield_server.domain.legacy.cautions import cautions
 from kvyield_server.domain.legacy.demand import advised_keys
 from kvyield_server.domain.legacy.explanation import explain, explain_lack
-from kvyield_server.domain.legacy.flags import NAMES, command_line, positive
+from kvyield_server.domain.legacy.flags import command_line
 from kvyield_server.domain.legacy.levers import levers
 from kvyield_server.domain.legacy.restart_plan import restart_plan, verification_seconds
 from kvyield_server.domain.legacy.solution import Solution, highest_step, solve

@@ -12,7 +12,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import hypot, inf, sqrt
 
+from kvyield_server.domain.engines.fraction_share import fraction_share
+from kvyield_server.domain.engines.token_cost import TokenCost, token_cost
+from kvyield_server.domain.facts.deployment import (
+    Key,
+    agrees,
+    deployment_key,
+    differing_fields,
+    key_fields,
+    requests_move_pool,
+)
+from kvyield_server.domain.facts.devices import MemoryFigure
+from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import read_shape
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, Flags, Model, Scalar
+from kvyield_server.domain.facts.scalars import as_number
 from kvyield_server.domain.legacy.capacity_change import (
     NO_CHANGE,
     SHIFT_SD_GIB,
@@ -22,22 +36,8 @@ from kvyield_server.domain.legacy.capacity_change import (
     Ratio,
     dtype_ratio,
 )
-from kvyield_server.domain.legacy.deployment import (
-    Key,
-    agrees,
-    deployment_key,
-    differing_fields,
-    key_fields,
-    requests_move_pool,
-)
-from kvyield_server.domain.legacy.devices import MemoryFigure
-from kvyield_server.domain.legacy.fraction_share import fraction_share
-from kvyield_server.domain.legacy.model_facts import read_shape
-from kvyield_server.domain.legacy.parallel import parallel_layout
 from kvyield_server.domain.legacy.regression import LinePosterior
-from kvyield_server.domain.legacy.scalars import as_number
 from kvyield_server.domain.legacy.student import StudentT
-from kvyield_server.domain.legacy.token_cost import TokenCost, token_cost
 
 GIB = float(2**30)
 DISCRETE_NOISE = 0.0002

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import hypot
 
+from kvyield_server.domain.engines.token_cost import QUANT_POLICIES
 from kvyield_server.domain.facts.observation import Flags
-from kvyield_server.domain.legacy.scalars import first_given
-from kvyield_server.domain.legacy.token_cost import QUANT_POLICIES
+from kvyield_server.domain.facts.scalars import first_given
 
 SHIFT_SD_GIB: Mapping[str, float] = {
     "version": 1.0,

@@ -9,15 +9,17 @@ from math import sqrt
 import numpy as np
 
 from kvyield_server.domain.answers import Caution
+from kvyield_server.domain.engines.fraction_share import fraction_share, is_amd
+from kvyield_server.domain.engines.token_cost import speculation
+from kvyield_server.domain.facts.devices import LOGGED_SD, has_unified_memory, usable_memory
+from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import keeps_states, read_shape
 from kvyield_server.domain.facts.observation import EngineName
+from kvyield_server.domain.facts.scalars import as_count, first_given
 from kvyield_server.domain.legacy.capacity import DISCRETE_NOISE, SHARED_NOISE, CapacityLine, Noise
 from kvyield_server.domain.legacy.capacity_prior import CapacityPrior, Setting, logged_base
 from kvyield_server.domain.legacy.contradictions import Readings, find_contradiction, slope_disagreement
-from kvyield_server.domain.legacy.devices import LOGGED_SD, has_unified_memory, usable_memory
 from kvyield_server.domain.legacy.evidence import Evidence, Label, Use, mark_equal_pools
-from kvyield_server.domain.legacy.fraction_share import fraction_share, is_amd
-from kvyield_server.domain.legacy.model_facts import keeps_states, read_shape
-from kvyield_server.domain.legacy.parallel import parallel_layout
 from kvyield_server.domain.legacy.reconciliation import priced, reconciled
 from kvyield_server.domain.legacy.regression import (
     DATA_SPAN,
@@ -27,9 +29,7 @@ from kvyield_server.domain.legacy.regression import (
     line_from_prior,
     points_alone,
 )
-from kvyield_server.domain.legacy.scalars import as_count, first_given
 from kvyield_server.domain.legacy.straight_line import Points, Vector
-from kvyield_server.domain.legacy.token_cost import speculation
 
 PAGES = (256, 128, 64, 32, 16)
 VLLM_BLOCK = 16

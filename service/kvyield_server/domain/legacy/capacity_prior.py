@@ -9,24 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import hypot, sqrt
 
-from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Model, Observation
-from kvyield_server.domain.legacy.capacity import GIB
-from kvyield_server.domain.legacy.capacity_change import Ratio
-from kvyield_server.domain.legacy.devices import LOGGED_SD, MemoryFigure, free_before_load, usable_memory
-from kvyield_server.domain.legacy.evidence import fraction_of, pool_cap
-from kvyield_server.domain.legacy.fraction_share import is_sized_after_capture, share_of
-from kvyield_server.domain.legacy.model_facts import read_shape
-from kvyield_server.domain.legacy.parallel import parallel_layout
-from kvyield_server.domain.legacy.refusals import raised, refused_up_to
-from kvyield_server.domain.legacy.regression import Anchor, SlopePrior
-from kvyield_server.domain.legacy.scalars import as_number
-from kvyield_server.domain.legacy.token_cost import (
+from kvyield_server.domain.engines.fraction_share import is_sized_after_capture, share_of
+from kvyield_server.domain.engines.token_cost import (
     has_states_of_their_own,
     kv_element_bytes,
     speculation,
     token_cost,
 )
-from kvyield_server.domain.legacy.weights import weights_gib_per_gpu
+from kvyield_server.domain.facts.devices import LOGGED_SD, MemoryFigure, free_before_load, usable_memory
+from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import read_shape
+from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Model, Observation
+from kvyield_server.domain.facts.scalars import as_number
+from kvyield_server.domain.facts.weights import weights_gib_per_gpu
+from kvyield_server.domain.legacy.capacity import GIB
+from kvyield_server.domain.legacy.capacity_change import Ratio
+from kvyield_server.domain.legacy.evidence import fraction_of, pool_cap
+from kvyield_server.domain.legacy.refusals import raised, refused_up_to
+from kvyield_server.domain.legacy.regression import Anchor, SlopePrior
 
 PRINTED_SD_GIB = 0.003
 GRAPHS_GIB, GRAPHS_SD_GIB = 1.5, 0.8

@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvyield_server.domain.answers import FitSummary, Question
+from kvyield_server.domain.engines.registry import NAMES, positive, translated
+from kvyield_server.domain.facts.layout import DATA
 from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Model, Observation, Scalar
+from kvyield_server.domain.facts.scalars import as_count, first_given
 from kvyield_server.domain.legacy.demand import advised_flags
-from kvyield_server.domain.legacy.flags import NAMES, positive, translated
 from kvyield_server.domain.legacy.free_memory import FreeMemoryAlong, FreeMemoryLine
 from kvyield_server.domain.legacy.headroom import PromptNeed, PromptNeedUnder
 from kvyield_server.domain.legacy.memory_failures import SiblingDeath, binds, counts_against
-from kvyield_server.domain.legacy.parallel import DATA
 from kvyield_server.domain.legacy.quantised import lighter_share
 from kvyield_server.domain.legacy.request_table import PoolAlong, flags_as_set
-from kvyield_server.domain.legacy.scalars import as_count, first_given
 from kvyield_server.domain.legacy.student import StudentT
 from kvyield_server.domain.legacy.window import Need, fraction_of
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvyield_server.domain.answers import Caution, Change
+from kvyield_server.domain.engines.registry import NAMES, positive
+from kvyield_server.domain.facts.deployment import plain_version
+from kvyield_server.domain.facts.model_config import read_shape
 from kvyield_server.domain.facts.observation import EngineName, Observation
 from kvyield_server.domain.legacy.case import Case
 from kvyield_server.domain.legacy.demand import context_needed
-from kvyield_server.domain.legacy.deployment import plain_version
-from kvyield_server.domain.legacy.flags import NAMES, positive
 from kvyield_server.domain.legacy.known_flags import unknown_flags
 from kvyield_server.domain.legacy.memory_failures import is_lighter
-from kvyield_server.domain.legacy.model_facts import read_shape
 from kvyield_server.domain.legacy.quantised import unknown_weights
 from kvyield_server.domain.legacy.solution import Solution, running_chance
 from kvyield_server.domain.legacy.window import stated

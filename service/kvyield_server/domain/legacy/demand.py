@@ -5,8 +5,9 @@ from __future__ import annotations
 from math import ceil
 
 from kvyield_server.domain.answers import Question
+from kvyield_server.domain.engines.registry import NAMES, positive, translated
+from kvyield_server.domain.engines.spec import EngineSpec as FlagNames
 from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
-from kvyield_server.domain.legacy.flags import NAMES, FlagNames, positive, translated
 
 SGLANG_RESERVED_TOKENS = 7
 """SGLang takes prompts up to min(context length, pool) - 7 tokens."""

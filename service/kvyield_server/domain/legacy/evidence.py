@@ -7,12 +7,12 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from kvyield_server.domain.answers import EvidenceItem
+from kvyield_server.domain.engines.fraction_share import is_sized_after_capture
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.facts.devices import free_before_load, has_unified_memory
+from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Observation, Outcome
-from kvyield_server.domain.legacy.devices import free_before_load, has_unified_memory
-from kvyield_server.domain.legacy.flags import NAMES
-from kvyield_server.domain.legacy.fraction_share import is_sized_after_capture
-from kvyield_server.domain.legacy.parallel import parallel_layout
-from kvyield_server.domain.legacy.scalars import as_count, as_number, is_on
+from kvyield_server.domain.facts.scalars import as_count, as_number, is_on
 
 CAP_FLAGS = {
     EngineName.SGLANG: ("max_total_tokens",),

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from kvyield_server.domain.answers import Basis, Status
+from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.legacy.case import Case
-from kvyield_server.domain.legacy.flags import NAMES
 from kvyield_server.domain.legacy.headroom import LogNormal
 from kvyield_server.domain.legacy.solution import Solution
 from kvyield_server.domain.legacy.window import HIGHEST_STEP, pool_estimate, stated

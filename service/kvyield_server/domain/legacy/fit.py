@@ -13,6 +13,17 @@ from kvyield_server.domain.answers import (
     FitSummary,
     Prediction,
 )
+from kvyield_server.domain.facts.deployment import (
+    Group,
+    Key,
+    agrees,
+    deployment_key,
+    deployment_label,
+    differing_fields,
+    group_starts,
+    key_identifier,
+)
+from kvyield_server.domain.facts.model_config import keeps_states, read_shape
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -23,21 +34,11 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
+from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.legacy.capacity import CapacityLine
 from kvyield_server.domain.legacy.capacity_fit import CapacityFit, fit_capacity
 from kvyield_server.domain.legacy.capacity_prior import CapacityPrior, Setting, physics_prior
 from kvyield_server.domain.legacy.case import Lightened
-from kvyield_server.domain.legacy.deployment import (
-    Group,
-    Key,
-    agrees,
-    deployment_key,
-    deployment_label,
-    differing_fields,
-    group_starts,
-    key_identifier,
-    plain_version,
-)
 from kvyield_server.domain.legacy.drift import (
     NEW_VERSION_LEVEL,
     SAME_DEPLOYMENT_LEVEL,
@@ -61,7 +62,6 @@ from kvyield_server.domain.legacy.free_memory import FreeMemoryLine, fit_free_me
 from kvyield_server.domain.legacy.headroom import PromptNeed, fit_prompt_need
 from kvyield_server.domain.legacy.known_flags import unknown_flags
 from kvyield_server.domain.legacy.memory_failures import SiblingDeath, sibling_deaths
-from kvyield_server.domain.legacy.model_facts import keeps_states, read_shape
 from kvyield_server.domain.legacy.pooling import Member, count_alike, lent, pooled_prior
 from kvyield_server.domain.legacy.quantised import lighter_share, unknown_weights
 from kvyield_server.domain.legacy.regime import newest_regime

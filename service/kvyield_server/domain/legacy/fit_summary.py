@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from math import floor
 
 from kvyield_server.domain.answers import BasisKind, Caution, Estimate, FitSummary
+from kvyield_server.domain.facts.deployment import Key
+from kvyield_server.domain.facts.scalars import as_count
 from kvyield_server.domain.legacy.capacity import CapacityLine
 from kvyield_server.domain.legacy.capacity_fit import CapacityFit
 from kvyield_server.domain.legacy.capacity_prior import CapacityPrior
-from kvyield_server.domain.legacy.deployment import Key
 from kvyield_server.domain.legacy.drift import Drift
 from kvyield_server.domain.legacy.evidence import Label
 from kvyield_server.domain.legacy.free_memory import FreeMemoryLine
 from kvyield_server.domain.legacy.regression import LARGEST_FIGURE
-from kvyield_server.domain.legacy.scalars import as_count
 from kvyield_server.domain.legacy.student import StudentT
 
 UNIFIED = Caution(

@@ -7,143 +7,17 @@ import re
 import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 from types import MappingProxyType
 
 from kvyield_server.domain.answers import Advice, Status
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Flags, Scalar
-from kvyield_server.domain.legacy.scalars import as_count, as_number
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FlagNames:
-    """One engine's own names for the roles that flags play; None where the engine has no such flag.
-
-    ``pool_cap`` caps the pool in tokens; a flag of ``inert_with`` sizes the pool by itself, whatever the fraction.
-    """
-
-    fraction: str
-    context: str
-    requests: str
-    chunk: str
-    tensor_parallel: str
-    data_parallel: str | None
-    kv_dtype: str
-    half_kv: Scalar
-    graph_batch: str | None
-    graphs_off: str | None
-    speculation: str | None
-    pool_cap: str | None
-    inert_with: tuple[str, ...] = ()
-    program: tuple[str, ...]
-    model_option: str | None
-    image_runs_program: bool = False
-    underscores: bool = False
-
-
-NAMES: Mapping[EngineName, FlagNames] = MappingProxyType(
-    {
-        EngineName.SGLANG: FlagNames(
-            fraction=FRACTION_FLAG[EngineName.SGLANG],
-            context="context_length",
-            requests="max_running_requests",
-            chunk="chunked_prefill_size",
-            tensor_parallel="tp_size",
-            data_parallel="dp_size",
-            kv_dtype="kv_cache_dtype",
-            half_kv="fp8_e4m3",
-            graph_batch="cuda_graph_max_bs",
-            graphs_off="disable_cuda_graph",
-            speculation="speculative_algorithm",
-            pool_cap="max_total_tokens",
-            program=("python3", "-m", "sglang.launch_server"),
-            model_option="--model-path",
-        ),
-        EngineName.VLLM: FlagNames(
-            fraction=FRACTION_FLAG[EngineName.VLLM],
-            context="max_model_len",
-            requests="max_num_seqs",
-            chunk="max_num_batched_tokens",
-            tensor_parallel="tensor_parallel_size",
-            data_parallel="data_parallel_size",
-            kv_dtype="kv_cache_dtype",
-            half_kv="fp8",
-            graph_batch="max_cudagraph_capture_size",
-            graphs_off="enforce_eager",
-            speculation="speculative_config",
-            pool_cap=None,
-            inert_with=("num_gpu_blocks_override", "kv_cache_memory_bytes"),
-            program=("vllm", "serve"),
-            model_option=None,
-            image_runs_program=True,
-        ),
-        EngineName.TENSORRT_LLM: FlagNames(
-            fraction=FRACTION_FLAG[EngineName.TENSORRT_LLM],
-            context="max_seq_len",
-            requests="max_batch_size",
-            chunk="max_num_tokens",
-            tensor_parallel="tp_size",
-            data_parallel=None,
-            kv_dtype="kv_cache_dtype",
-            half_kv="fp8",
-            graph_batch=None,
-            graphs_off=None,
-            speculation=None,
-            pool_cap="max_tokens",
-            program=("trtllm-serve",),
-            model_option=None,
-            underscores=True,
-        ),
-        EngineName.LMDEPLOY: FlagNames(
-            fraction=FRACTION_FLAG[EngineName.LMDEPLOY],
-            context="session_len",
-            requests="max_batch_size",
-            chunk="max_prefill_token_num",
-            tensor_parallel="tp",
-            data_parallel="dp",
-            kv_dtype="quant_policy",
-            half_kv=8,
-            graph_batch=None,
-            graphs_off=None,
-            speculation=None,
-            pool_cap=None,
-            program=("lmdeploy", "serve", "api_server"),
-            model_option=None,
-        ),
-    }
-)
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.facts.observation import EngineName, Flags
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 _UNPRINTED = re.compile(r"[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff\ud800-\udfff]")
 _DOLLAR_READ = re.compile(r"\$(?=[$(])")
 _PLAIN_WORD = re.compile(r"[\w@%+=:,./$-]+")
-_ROLES = ("fraction", "context", "requests", "chunk", "tensor_parallel", "data_parallel")
 _SPELLED = {(EngineName.TENSORRT_LLM, "free_gpu_memory_fraction"): "--kv_cache_free_gpu_memory_fraction"}
-
-
-def translated(engine: EngineName, flags: Flags) -> dict[str, Scalar]:
-    """Return ``flags`` under the engine's own names: another engine's name for the same role becomes this engine's."""
-    aliases = _aliases(engine)
-    return {aliases.get(key, key): value for key, value in flags.items()}
-
-
-@lru_cache(maxsize=len(EngineName))
-def _aliases(engine: EngineName) -> Mapping[str, str]:
-    own = NAMES[engine]
-    roles = [role for role in _ROLES if getattr(own, role)]
-    others = {getattr(names, role): getattr(own, role) for names in NAMES.values() for role in roles}
-    return {**others, **{getattr(own, role): getattr(own, role) for role in roles}}
-
-
-def number(flags: Flags, key: str | None) -> float | None:
-    """Return the flag as a finite number, or None when it is off, unknown or not a number."""
-    return as_number(flags.get(key)) if key else None
-
-
-def positive(flags: Flags, key: str | None) -> int | None:
-    """Return the flag as a positive whole number, or None (engines use -1 and 0 for "off" or "choose yourself")."""
-    return as_count(flags.get(key)) if key else None
 
 
 def flag_words(engine: EngineName, flags: Flags) -> tuple[str, ...]:

@@ -18,18 +18,18 @@ from typing import Protocol
 
 import numpy as np
 
+from kvyield_server.domain.engines.fraction_share import fraction_share, is_amd, is_sized_after_capture
+from kvyield_server.domain.engines.registry import NAMES, number, positive
+from kvyield_server.domain.engines.token_cost import speculation
+from kvyield_server.domain.facts.devices import has_unified_memory
+from kvyield_server.domain.facts.model_config import read_shape
 from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, Engine, EngineName, Flags, Model, Observation
+from kvyield_server.domain.facts.scalars import is_on
+from kvyield_server.domain.facts.versions import parse_version
 from kvyield_server.domain.legacy.belief import Belief, Matrix, Row, Vector
-from kvyield_server.domain.legacy.devices import has_unified_memory
-from kvyield_server.domain.legacy.engine_version import parse_version
-from kvyield_server.domain.legacy.flags import NAMES, number, positive
-from kvyield_server.domain.legacy.fraction_share import fraction_share, is_amd, is_sized_after_capture
 from kvyield_server.domain.legacy.free_memory_evidence import alike
-from kvyield_server.domain.legacy.model_facts import read_shape
 from kvyield_server.domain.legacy.request_table import SPECULATIVE_REQUESTS, PoolAlong, RequestTable, request_table
-from kvyield_server.domain.legacy.scalars import is_on
 from kvyield_server.domain.legacy.student import StudentT
-from kvyield_server.domain.legacy.token_cost import speculation
 
 _GIB = float(2**30)
 _FIRST, _LAST = 0.25, 0.75

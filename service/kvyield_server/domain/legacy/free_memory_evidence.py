@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Phase, Scalar
 from kvyield_server.domain.legacy.evidence import fraction_of
-from kvyield_server.domain.legacy.flags import NAMES
 
 LARGEST_GIB = 1e5
 REBASE_GIB = 0.05

@@ -13,6 +13,8 @@ from math import exp, log, sqrt
 
 from scipy.special import ndtr, ndtri
 
+from kvyield_server.domain.facts.layout import TENSOR
+from kvyield_server.domain.facts.model_config import is_latent_attention, read_shape
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -21,9 +23,8 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
+from kvyield_server.domain.facts.scalars import any_named, as_count, first_given
 from kvyield_server.domain.legacy.belief import truncation
-from kvyield_server.domain.legacy.model_facts import is_latent_attention, read_shape
-from kvyield_server.domain.legacy.parallel import TENSOR
 from kvyield_server.domain.legacy.prompt_evidence import (
     DEFAULT_CHUNK_TOKENS,
     Drop,
@@ -33,7 +34,6 @@ from kvyield_server.domain.legacy.prompt_evidence import (
     limits_of,
 )
 from kvyield_server.domain.legacy.request_table import attention_ranks
-from kvyield_server.domain.legacy.scalars import any_named, as_count, first_given
 
 _GROWTH, _GROWTH_SD = 1.5, 0.5
 _BEYOND_LOG_SD = 0.4

@@ -7,10 +7,10 @@ from dataclasses import fields
 from functools import lru_cache
 
 from kvyield_server.domain.answers import Caution
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.facts.deployment import deployment_label, key_fields
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation
-from kvyield_server.domain.legacy.deployment import deployment_label, key_fields
 from kvyield_server.domain.legacy.evidence import CAP_FLAGS, FIXED_POOL_FLAGS
-from kvyield_server.domain.legacy.flags import NAMES
 
 
 @lru_cache(maxsize=len(EngineName))

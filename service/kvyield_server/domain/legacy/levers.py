@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvyield_server.domain.answers import Lever
+from kvyield_server.domain.engines.registry import NAMES, number, positive
+from kvyield_server.domain.engines.token_cost import kv_element_bytes, speculation
+from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
+from kvyield_server.domain.facts.scalars import is_on
 from kvyield_server.domain.legacy.case import Case
 from kvyield_server.domain.legacy.demand import context_needed
-from kvyield_server.domain.legacy.flags import NAMES, number, positive
 from kvyield_server.domain.legacy.headroom import LogNormal
-from kvyield_server.domain.legacy.parallel import parallel_layout
 from kvyield_server.domain.legacy.quantised import spared_share
 from kvyield_server.domain.legacy.request_table import FEWEST_REQUESTS, SPECULATIVE_REQUESTS
-from kvyield_server.domain.legacy.scalars import is_on
 from kvyield_server.domain.legacy.shorter_target import shorter_target
 from kvyield_server.domain.legacy.solution import Solution, solve
-from kvyield_server.domain.legacy.token_cost import kv_element_bytes, speculation
 from kvyield_server.domain.legacy.window import HIGHEST_STEP, Need, PoolAt, fraction_of, memory_probability
 
 _LEAST_GAIN = 1e-4

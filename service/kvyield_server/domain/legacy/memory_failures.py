@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvyield_server.domain.answers import Question
+from kvyield_server.domain.engines.registry import NAMES, number
+from kvyield_server.domain.engines.token_cost import speculation
+from kvyield_server.domain.facts.deployment import Group, differing_fields
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Phase
-from kvyield_server.domain.legacy.deployment import Group, differing_fields
-from kvyield_server.domain.legacy.engine_version import is_other_series
+from kvyield_server.domain.facts.scalars import is_on
+from kvyield_server.domain.facts.versions import is_other_series
 from kvyield_server.domain.legacy.evidence import fraction_of
-from kvyield_server.domain.legacy.flags import NAMES, number
-from kvyield_server.domain.legacy.scalars import is_on
-from kvyield_server.domain.legacy.token_cost import speculation
 from kvyield_server.domain.legacy.window import HIGHEST_STEP, step_below
 
 _OTHER_MEMORY = frozenset({"engine", "tp", "pp", "dp", "dp_attention", "dcp", "kv_dtype"})

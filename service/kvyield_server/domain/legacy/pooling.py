@@ -10,13 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
 
+from kvyield_server.domain.engines.token_cost import counts_alike, token_cost
+from kvyield_server.domain.facts.deployment import Key, differing_fields
 from kvyield_server.domain.legacy.capacity_change import SHIFT_SD_GIB, UNKNOWN_SHIFT_SD_GIB, VERSION_COST_SD, Ratio
 from kvyield_server.domain.legacy.capacity_fit import CapacityFit
 from kvyield_server.domain.legacy.capacity_prior import CapacityPrior, Setting
-from kvyield_server.domain.legacy.deployment import Key, differing_fields
 from kvyield_server.domain.legacy.evidence import Evidence, Use
 from kvyield_server.domain.legacy.regression import Anchor, SlopePrior
-from kvyield_server.domain.legacy.token_cost import counts_alike, token_cost
 
 SHARED_SLOPE_SD = 0.0005
 KNOWN_RATIO_SD = 0.001

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from kvyield_server.domain.engines.registry import NAMES, positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Verification
-from kvyield_server.domain.legacy.flags import NAMES, positive
 
 DEFAULT_CHUNK_TOKENS = 8192
 

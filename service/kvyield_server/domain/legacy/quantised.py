@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvyield_server.domain.answers import Caution
+from kvyield_server.domain.facts.model_config import flat_facts
 from kvyield_server.domain.facts.observation import Facts, Flags, Observation
-from kvyield_server.domain.legacy.model_facts import flat_facts
-from kvyield_server.domain.legacy.scalars import as_word, first_given, is_on
+from kvyield_server.domain.facts.scalars import as_word, first_given, is_on
 from kvyield_server.domain.legacy.student import StudentT
 
 _FLAG = "quantization"

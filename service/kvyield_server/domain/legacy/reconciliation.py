@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import exp, hypot, log
 
+from kvyield_server.domain.facts.devices import MemoryFigure
 from kvyield_server.domain.legacy.capacity import CapacityLine
 from kvyield_server.domain.legacy.capacity_change import Ratio
-from kvyield_server.domain.legacy.devices import MemoryFigure
 from kvyield_server.domain.legacy.evidence import Evidence
 
 

@@ -7,9 +7,9 @@ from math import exp, pi, sqrt
 
 from scipy.special import log_ndtr
 
+from kvyield_server.domain.engines.fraction_share import share_of
 from kvyield_server.domain.facts.observation import EngineName, Observation, Outcome, Phase
 from kvyield_server.domain.legacy.evidence import fraction_of
-from kvyield_server.domain.legacy.fraction_share import share_of
 from kvyield_server.domain.legacy.regression import Anchor
 
 FARTHEST_Z = 30.0

@@ -8,12 +8,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvyield_server.domain.engines.registry import NAMES, positive
+from kvyield_server.domain.engines.token_cost import speculation
+from kvyield_server.domain.facts.layout import DATA, DATA_ATTENTION
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation
-from kvyield_server.domain.legacy.flags import NAMES, positive
-from kvyield_server.domain.legacy.parallel import DATA, DATA_ATTENTION
-from kvyield_server.domain.legacy.scalars import as_count, first_given, is_on
+from kvyield_server.domain.facts.scalars import as_count, first_given, is_on
 from kvyield_server.domain.legacy.student import StudentT
-from kvyield_server.domain.legacy.token_cost import speculation
 
 Vector = NDArray[np.float64]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kvyield_server.domain.answers import Lever
+from kvyield_server.domain.engines.registry import NAMES, positive
 from kvyield_server.domain.facts.observation import EngineName, Scalar
 from kvyield_server.domain.legacy.case import Case
 from kvyield_server.domain.legacy.demand import SGLANG_RESERVED_TOKENS, context_needed, longest_prompt
-from kvyield_server.domain.legacy.flags import NAMES, positive
 from kvyield_server.domain.legacy.headroom import LogNormal
 from kvyield_server.domain.legacy.solution import Solution
 from kvyield_server.domain.legacy.student import StudentT

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from kvyield_server.domain.engines.registry import NAMES, number, positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Outcome, Scalar
 from kvyield_server.domain.legacy.case import Case, Trial
 from kvyield_server.domain.legacy.demand import context_needed, lowered_context, pool_needed
-from kvyield_server.domain.legacy.flags import NAMES, number, positive
 from kvyield_server.domain.legacy.memory_failures import highest_survivable_step
 from kvyield_server.domain.legacy.student import StudentT
 from kvyield_server.domain.legacy.window import (

@@ -59,6 +59,9 @@ class Need(Protocol):
     def estimate(self, level: float = 0.9) -> Estimate:
         """Return median and central interval."""
 
+    def at_most(self, gib: float) -> float:
+        """Return P(need <= gib)."""
+
     @property
     def is_measured(self) -> bool:
         """Whether a prompt no shorter was measured at this chunk size."""
@@ -97,9 +100,20 @@ class YieldModel(Protocol):
     @property
     def context_tokens(self) -> int | None: ...
     @property
+    def weights_are_stated(self) -> bool:
+        """Whether a log or the model's config says what the weights take."""
+
+    @property
+    def drifted(self) -> Observation | None:
+        """The newest start, when the others agree on a line and it lies off it."""
+
+    @property
     def starts(self) -> Sequence[Observation]: ...
     @property
     def runs(self) -> Observation | None: ...
+
+    def contradiction(self, flags: Flags) -> str | None:
+        """Return what contradicts what, when the line cannot be that of a real GPU (rule 5); None when it is sound."""
 
     def at(self, flags: Flags, fractions: Floats) -> Predicted:
         """Return pool and free memory under these flags at each fraction."""

@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from kvyield_server.domain.engines.registry import NAMES, positive
+from kvyield_server.domain.engines.sglang import POST_CAPTURE
+from kvyield_server.domain.facts.model_config import read_shape
 from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Observation
-from kvyield_server.domain.legacy.engine_version import parse_version
-from kvyield_server.domain.legacy.flags import NAMES, positive
-from kvyield_server.domain.legacy.model_facts import read_shape
-from kvyield_server.domain.legacy.scalars import as_word, first_given, is_on
+from kvyield_server.domain.facts.scalars import as_word, first_given, is_on
+from kvyield_server.domain.facts.versions import parse_version
 
 AITER_SHARE = 0.85
 AITER_CONTEXT = 8192
 AITER_VERSIONS = ((0, 5, 5, 0), (0, 5, 23, 99))
-POST_CAPTURE = ("post_capture_kv_sizing", "enable_post_capture_kv_sizing", "sglang_enable_post_capture_kv_sizing")
 
 _POST_CAPTURE = frozenset(POST_CAPTURE)
 _AMD = re.compile(r"\b(amd|instinct|mi[23]\d\d[a-z]*)\b")

@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, hypot
 
+from kvyield_server.domain.facts.layout import ParallelLayout, parallel_layout
+from kvyield_server.domain.facts.model_config import ModelShape, flat_facts, keeps_states, read_shape
 from kvyield_server.domain.facts.observation import Engine, EngineName, Facts, Flags, Model
-from kvyield_server.domain.legacy.engine_version import Version, parse_version
-from kvyield_server.domain.legacy.model_facts import ModelShape, flat_facts, keeps_states, read_shape
-from kvyield_server.domain.legacy.parallel import ParallelLayout, parallel_layout
-from kvyield_server.domain.legacy.scalars import any_named, as_count, as_number, as_word, first_given, is_on
+from kvyield_server.domain.facts.scalars import any_named, as_count, as_number, as_word, first_given, is_on
+from kvyield_server.domain.facts.versions import Version, parse_version
 
 FORMULA_SD = 0.003
 UNKNOWN_DRAFT_FACTOR = 1.06

@@ -24,3 +24,8 @@ def is_other_series(one: str | None, other: str | None) -> bool:
     """Tell whether two versions are of different minor series; unknown ones and builds without a release may not be."""
     first, second = parse_version(one), parse_version(other)
     return first is not None and second is not None and first[:2] != second[:2]
+
+
+def plain_version(version: str) -> str:
+    """Return a version as the key has it: ``v0.5.12`` and ``0.5.12`` are one."""
+    return version.strip().lower().removeprefix("v")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import flat_facts, read_shape, stated_weight_bytes
 from kvyield_server.domain.facts.observation import Facts, Flags, Model
-from kvyield_server.domain.legacy.model_facts import flat_facts, read_shape, stated_weight_bytes
-from kvyield_server.domain.legacy.parallel import parallel_layout
-from kvyield_server.domain.legacy.scalars import as_count, as_word, first_given, is_on
+from kvyield_server.domain.facts.scalars import as_count, as_word, first_given, is_on
 
 GIB = float(2**30)
 LARGEST_BYTES_PER_GPU = 1e14

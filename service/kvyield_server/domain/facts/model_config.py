@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvyield_server.domain.facts.observation import Facts, Model
-from kvyield_server.domain.legacy.scalars import as_count, as_number, as_word, first_given, is_on
+from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, first_given, is_on
 
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 STATEFUL_NAMES = ("deepseek-v4", "deepseek_v4", "deepseekv4")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvyield_server.domain.facts.observation import Flags
-from kvyield_server.domain.legacy.scalars import any_named, as_count, first_given, is_on
+from kvyield_server.domain.facts.scalars import any_named, as_count, first_given, is_on
 
 TENSOR = ("tp_size", "tensor_parallel_size", "tp")
 PIPELINE = ("pp_size", "pipeline_parallel_size", "pp")

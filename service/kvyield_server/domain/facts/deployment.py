@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from hashlib import sha256
 from types import MappingProxyType
 
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.engines.token_cost import QUANT_POLICIES, speculation
+from kvyield_server.domain.facts.layout import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
+from kvyield_server.domain.facts.model_config import keeps_states
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
-from kvyield_server.domain.legacy.engine_version import parse_version
-from kvyield_server.domain.legacy.fraction_share import POST_CAPTURE
-from kvyield_server.domain.legacy.model_facts import keeps_states
-from kvyield_server.domain.legacy.parallel import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
-from kvyield_server.domain.legacy.scalars import as_number, is_on
-from kvyield_server.domain.legacy.token_cost import QUANT_POLICIES, speculation
+from kvyield_server.domain.facts.scalars import as_number, is_on
+from kvyield_server.domain.facts.versions import parse_version, plain_version
 
 Key = Mapping[str, str]
 """Field -> canonical value. A field that is not there is unknown and agrees with anything."""
@@ -44,38 +44,12 @@ _SHARED_FIELDS: dict[str, tuple[str, ...]] = {
     "loader": ("load_format",),
     "host_profile": ("host_profile",),
 }
-_ENGINE_FIELDS: dict[EngineName, dict[str, tuple[str, ...]]] = {
-    EngineName.SGLANG: {
-        "multimodal": ("enable_multimodal",),
-        "symmetric_memory": ("enable_symm_mem",),
-        "role": ("disaggregation_mode", "role"),
-        "window_ratio": ("swa_full_tokens_ratio",),
-        "state_ratio": ("mamba_full_memory_ratio",),
-        "state_slots": ("max_mamba_cache_size",),
-        "post_capture": POST_CAPTURE,
-    },
-    EngineName.VLLM: {
-        "batched_tokens": ("max_num_batched_tokens",),
-        "sequences": ("max_num_seqs",),
-        "eager": ("enforce_eager",),
-        "graphs": ("max_cudagraph_capture_size", "cudagraph_capture_sizes", "cuda_graph_sizes", "compilation_config"),
-        "compile_cache": ("compile_cache",),
-        "multimodal": ("limit_mm_per_prompt",),
-        "state_dtype": ("mamba_cache_dtype",),
-    },
-    EngineName.TENSORRT_LLM: {"batched_tokens": ("max_num_tokens",), "sequences": ("max_batch_size",)},
-    EngineName.LMDEPLOY: {"batched_tokens": ("max_prefill_token_num",), "sequences": ("max_batch_size",)},
-}
 _ONE_WHEN_OFF = frozenset({"tp", "pp", "dp", "dcp"})
 _SAYS_NOTHING: dict[str, tuple[Scalar, ...]] = {
     "page": (None,),
     "weight_dtype": (None, "auto"),
     "loader": (None, "auto"),
     "compile_cache": (None,),
-}
-_REQUEST_FIELDS = {
-    EngineName.SGLANG: {"running_requests": ("max_running_requests",)},
-    EngineName.VLLM: {"length": ("max_model_len",)},
 }
 
 
@@ -98,8 +72,9 @@ class Group:
 
 def key_fields(engine: EngineName, *, requests_move_pool: bool = False) -> Mapping[str, tuple[str, ...]]:
     """Return each key field of an engine with the flags that it is read from, in order of preference."""
-    extra = _REQUEST_FIELDS.get(engine, {}) if requests_move_pool else {}
-    return MappingProxyType({**_SHARED_FIELDS, **_ENGINE_FIELDS[engine], **extra})
+    spec = NAMES[engine]
+    extra = spec.state_fields if requests_move_pool else {}
+    return MappingProxyType({**_SHARED_FIELDS, **spec.key_fields, **extra})
 
 
 def requests_move_pool(model: Model, engine: Engine, flags: Flags) -> bool:
@@ -131,11 +106,6 @@ def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -
     if gpu_count == 1:
         key.setdefault("tp", "1")
     return key
-
-
-def plain_version(version: str) -> str:
-    """Return a version as the key has it: ``v0.5.12`` and ``0.5.12`` are one."""
-    return version.strip().lower().removeprefix("v")
 
 
 def observation_key(start: Observation) -> Key:
@@ -228,8 +198,8 @@ def key_identifier(key: Key) -> str:
 
 def deployment_label(key: Key) -> str:
     """Return a name that a person reads: ``SGLang 0.5.12, TP 8, DFLASH``."""
-    names = {"sglang": "SGLang", "vllm": "vLLM", "tensorrt-llm": "TensorRT-LLM", "lmdeploy": "LMDeploy"}
-    head = names.get(key.get("engine", ""), key.get("engine", "engine"))
+    engine = key.get("engine")
+    head = NAMES[EngineName(engine)].title if engine else "engine"
     parts = [f"{head} {key['version']}" if "version" in key else head]
     if "variant" in key:
         parts[0] += f" ({key['variant']})"

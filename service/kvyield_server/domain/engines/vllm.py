@@ -1,0 +1,42 @@
+"""vLLM: the pool is what the fraction of the device leaves beside weights, the profiled peak and the graph estimate.
+
+Sources: vLLM's worker and KV cache planning from 0.9.2 to 0.33.0.
+"""
+
+from __future__ import annotations
+
+from kvyield_server.domain.engines.spec import EngineSpec
+
+VLLM = EngineSpec(
+    title="vLLM",
+    fraction="gpu_memory_utilization",
+    context="max_model_len",
+    requests="max_num_seqs",
+    chunk="max_num_batched_tokens",
+    tensor_parallel="tensor_parallel_size",
+    data_parallel="data_parallel_size",
+    kv_dtype="kv_cache_dtype",
+    half_kv="fp8",
+    graph_batch="max_cudagraph_capture_size",
+    graphs_off="enforce_eager",
+    speculation="speculative_config",
+    pool_cap=None,
+    inert_with=("num_gpu_blocks_override", "kv_cache_memory_bytes", "kv_cache_memory"),
+    bytes_flags=("kv_cache_memory_bytes", "kv_cache_memory"),
+    blocks_flag="num_gpu_blocks_override",
+    program=("vllm", "serve"),
+    model_option=None,
+    image_runs_program=True,
+    reserves_peak=True,
+    key_fields={
+        "batched_tokens": ("max_num_batched_tokens",),
+        "sequences": ("max_num_seqs",),
+        "eager": ("enforce_eager",),
+        "graphs": ("max_cudagraph_capture_size", "cudagraph_capture_sizes", "cuda_graph_sizes", "compilation_config"),
+        "graph_estimate": ("vllm_memory_profiler_estimate_cudagraphs", "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS"),
+        "compile_cache": ("compile_cache",),
+        "multimodal": ("limit_mm_per_prompt",),
+        "state_dtype": ("mamba_cache_dtype",),
+    },
+    state_fields={"length": ("max_model_len",)},
+)
