@@ -10,6 +10,7 @@ from kvyield_server.domain.engines.spec import EngineSpec
 LMDEPLOY = EngineSpec(
     title="LMDeploy",
     fraction="cache_max_entry_count",
+    default_fraction=0.8,
     context="session_len",
     requests="max_batch_size",
     chunk="max_prefill_token_num",

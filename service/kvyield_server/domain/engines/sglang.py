@@ -12,6 +12,7 @@ POST_CAPTURE = ("post_capture_kv_sizing", "enable_post_capture_kv_sizing", "sgla
 SGLANG = EngineSpec(
     title="SGLang",
     fraction="mem_fraction_static",
+    default_fraction=0.88,  # SGLang computes it from the GPU and the flags; this is only where a search begins
     context="context_length",
     requests="max_running_requests",
     chunk="chunked_prefill_size",

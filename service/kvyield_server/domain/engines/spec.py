@@ -19,11 +19,13 @@ class EngineSpec:
     by itself, whatever the fraction; ``bytes_flags`` are those among them that say it in bytes, ``blocks_flag`` in
     blocks. ``scales_free_memory`` says that the fraction multiplies what is free after the weights, so that the line
     starts at zero. ``reserves_peak`` says that the engine sets a profiled peak aside before it sizes the pool.
+    ``default_fraction`` is the engine's own where none is given.
     ``key_fields`` are flags that move the line; ``state_fields`` do so only where requests hold memory of their own.
     """
 
     title: str
     fraction: str
+    default_fraction: float
     context: str
     requests: str
     chunk: str

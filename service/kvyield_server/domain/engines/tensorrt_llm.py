@@ -10,6 +10,7 @@ from kvyield_server.domain.engines.spec import EngineSpec
 TENSORRT_LLM = EngineSpec(
     title="TensorRT-LLM",
     fraction="free_gpu_memory_fraction",
+    default_fraction=0.9,
     context="max_seq_len",
     requests="max_batch_size",
     chunk="max_num_tokens",

@@ -10,6 +10,7 @@ from kvyield_server.domain.engines.spec import EngineSpec
 VLLM = EngineSpec(
     title="vLLM",
     fraction="gpu_memory_utilization",
+    default_fraction=0.92,  # 0.9 before 0.20
     context="max_model_len",
     requests="max_num_seqs",
     chunk="max_num_batched_tokens",

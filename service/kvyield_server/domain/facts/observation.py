@@ -214,6 +214,12 @@ class Observation:
     log_excerpt: str | None = None
 
     @property
+    def came_up(self) -> bool:
+        """Whether the engine became ready, be it that it died later while serving."""
+        died_serving = self.failure is not None and self.failure.phase is Phase.SERVING
+        return self.outcome in (Outcome.READY, Outcome.OOM_RUNTIME) or (self.outcome is Outcome.FAILED and died_serving)
+
+    @property
     def fraction(self) -> float | None:
         """The value of the engine's pool flag, as the engine resolved it; None where it is no number of any use."""
         value = self.flags.get(FRACTION_FLAG[self.engine.name])
