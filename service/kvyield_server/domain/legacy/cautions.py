@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.engines.registry import NAMES, positive
-from kvyield_server.domain.facts.deployment import plain_version
+from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.facts.model_config import read_shape
 from kvyield_server.domain.facts.observation import EngineName, Observation
 from kvyield_server.domain.legacy.case import Case
