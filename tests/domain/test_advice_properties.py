@@ -36,7 +36,7 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.domain.legacy.advice import recommend
 from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
-from kvyield_server.domain.legacy.flags import render
+from kvyield_server.domain.advice.render import render
 
 PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096})
 TOKENS = st.integers(1, 3_000_000)

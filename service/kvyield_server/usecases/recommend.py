@@ -67,7 +67,7 @@ def keep(
 
 def rendered(advice: Advice, form: str) -> str:
     """Return an answer as text to paste: args, systemd, docker, compose or kubernetes."""
-    from kvyield_server.domain.legacy.flags import render  # keeps numpy out of start-up
+    from kvyield_server.domain.advice.render import render  # keeps numpy out of start-up
 
     return render(advice, form)
 

@@ -22,7 +22,7 @@ from kvyield_server.domain.legacy.case import Case, YieldModel, make_case, start
 from kvyield_server.domain.legacy.cautions import cautions
 from kvyield_server.domain.legacy.demand import advised_keys
 from kvyield_server.domain.legacy.explanation import explain, explain_lack
-from kvyield_server.domain.legacy.flags import command_line
+from kvyield_server.domain.advice.render import command_line
 from kvyield_server.domain.legacy.levers import levers
 from kvyield_server.domain.legacy.restart_plan import restart_plan, verification_seconds
 from kvyield_server.domain.legacy.solution import Solution, highest_step, solve

@@ -1,4 +1,4 @@
-"""What each engine calls the flags that kvyield reads and advises, and how they are written on a command line."""
+"""An advice as text to paste: arguments, a systemd drop-in, docker, compose, a Kubernetes patch."""
 
 from __future__ import annotations
 
@@ -153,7 +153,13 @@ def _systemd_word(word: str) -> str:
 
 
 def _status_comment(advice: Advice) -> str:
-    return _comments(f"kvyield: {advice.status.value}.", *(() if advice.status is Status.OK else (advice.explanation,)))
+    removed = [change.flag for change in advice.changes if change.to_value is None]
+    words = ", ".join(word for flag in removed for word in flag_words(advice.engine, {flag: True}))
+    return _comments(
+        f"kvyield: {advice.status.value}.",
+        *(() if advice.status is Status.OK else (advice.explanation,)),
+        *((f"Remove {words}.",) if words else ()),
+    )
 
 
 def _comments(*paragraphs: str) -> str:

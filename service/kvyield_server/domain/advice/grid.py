@@ -1,0 +1,483 @@
+"""One set of flags under one question, evaluated at every fraction of a grid, and the fraction that answers best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import ceil, floor, isfinite
+
+import numpy as np
+
+from kvyield_server.domain.advice.question import (
+    Case,
+    begun_flags,
+    blocks_of_context,
+    context_needed,
+    context_of,
+    held_fraction,
+    input_limit,
+    pool_needed,
+    ranks_of,
+)
+from kvyield_server.domain.answers import Estimate, Prefer
+from kvyield_server.domain.engines.registry import number, positive
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar, Verification
+from kvyield_server.domain.model.interface import Floats, Mask, Measured, Need, Predicted
+
+FRACTIONS: Floats = np.round(np.arange(1, 1000) / 1000.0, 3)
+COARSE: Floats = FRACTIONS[4::10]
+"""For levers: evaluated in steps of 0.01 first, then in steps of 0.001 around the best."""
+LEAST_JOINT = 0.05
+"""A chance below this is no advice."""
+_SPARE = 1.02
+"""Bytes or blocks that fix the pool are set this much larger than the need, for whole blocks and padding."""
+_MEBIBYTE = 2**20
+_BEYOND_DOUBT = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A set of flags (fraction apart) at n fractions; arrays have shape (n,).
+
+    ``holds`` is P(pool >= needed), ``survives`` P(free - need >= 0) and ``starts`` P(free >= 0), both None where
+    nothing tells free memory. ``is_allowed`` leaves out fractions that a death rules out. ``limit`` is the longest
+    prompt that the engine takes under these flags, where it printed one that no fraction changes. ``measured`` is what
+    live starts at the fraction with index ``measured_at`` measured; ``is_proven`` says that such a prompt passed there.
+    """
+
+    case: Case
+    flags: dict[str, Scalar]
+    needed_tokens: int
+    predicted: Predicted
+    need: Need | float
+    holds: Floats
+    survives: Floats | None
+    starts: Floats | None
+    is_allowed: Mask
+    death: Observation | None
+    limit: int | None = None
+    measured: Measured | None = None
+    measured_at: int | None = None
+    is_proven: bool = False
+
+    @property
+    def fractions(self) -> Floats:
+        return self.predicted.fractions
+
+    @property
+    def joint(self) -> Floats:
+        """P(pool and memory); the pool's alone where nothing tells free memory."""
+        return self.holds if self.survives is None else self.holds * self.survives
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """The fraction chosen for an option: its index, whether it meets the confidence, the window, and what binds."""
+
+    option: Option
+    index: int
+    is_met: bool = False
+    window: tuple[float, float] | None = None
+    binding: str | None = None
+    unserved: Verification | None = None
+
+    @property
+    def measured(self) -> Measured | None:
+        """What was measured at exactly these flags."""
+        return self.option.measured if self.index == self.option.measured_at else None
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether such a prompt passed at exactly these flags."""
+        return self.option.is_proven and self.index == self.option.measured_at
+
+    @property
+    def pool_tokens(self) -> Estimate | None:
+        """The pool, measured or predicted, in whole pages."""
+        if self.measured is not None and self.measured.pool_tokens is not None:
+            tokens = float(self.measured.pool_tokens)
+            return Estimate(median=tokens, low=tokens, high=tokens)
+        pool, page = self.option.predicted.pool, max(1, self.option.case.model.page_tokens)
+        return None if pool is None else _whole_pages(pool.estimate(self.index), page)
+
+    @property
+    def free_at_ready_gib(self) -> Estimate | None:
+        """Free memory at ready, measured or predicted, GiB."""
+        if self.measured is not None and self.measured.free_at_ready_gib is not None:
+            gib = self.measured.free_at_ready_gib
+            return Estimate(median=gib, low=gib, high=gib)
+        free = self.option.predicted.free
+        return None if free is None else free.estimate(self.index)
+
+    @property
+    def fraction(self) -> float:
+        return float(self.option.fractions[self.index])
+
+    @property
+    def flags(self) -> dict[str, Scalar]:
+        """The flags with the fraction, which comes first."""
+        return {self.option.case.fraction_flag: self.fraction, **self.option.flags}
+
+    @property
+    def holds(self) -> float:
+        return float(self.option.holds[self.index])
+
+    @property
+    def survives(self) -> float | None:
+        return None if self.option.survives is None else float(self.option.survives[self.index])
+
+    @property
+    def joint(self) -> float | None:
+        return None if self.survives is None else self.holds * self.survives
+
+    @property
+    def chance(self) -> float:
+        """What levers are compared by: the joint probability, 0 where the engine refuses the prompt."""
+        refused = self.binding in ("context_length", "input_limit")
+        return 0.0 if refused else float(self.option.joint[self.index])
+
+
+def solve(case: Case, flags: dict[str, Scalar] | None = None, fractions: Floats = FRACTIONS) -> Choice | None:
+    """Return the best fraction under these flags, by default those that advice begins from; None without a pool.
+
+    The context length is lowered to the request only where its own cost stands in the way: a pool that vLLM would
+    refuse, or SGLang's request table.
+    """
+    begun = begun_flags(case) if flags is None else flags
+    first = _solved(case, resized(case, begun), fractions)
+    lowered = _lowered(case, begun)
+    if first is None or lowered is None or _admits_its_context(case, first):
+        return first
+    second = _solved(case, resized(case, lowered), fractions)
+    if second is None:
+        return first
+    if case.engine is EngineName.VLLM:
+        return second
+    is_better = second.is_met and not first.is_met
+    return second if is_better or second.chance > first.chance + LEAST_JOINT else first
+
+
+def _solved(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Choice | None:
+    option = evaluate(case, flags, _grid(case, flags, fractions))
+    return None if option is None else choose(option)
+
+
+def _grid(case: Case, flags: Flags, fractions: Floats) -> Floats:
+    """Return the fractions to try: the held one, the one kept beside a flag that fixes the pool, or all."""
+    held, anchor = held_fraction(case), case.anchor
+    if held is not None:
+        return np.array([held])
+    if anchor is None or anchor.fraction is None:
+        return fractions
+    kept = np.array([anchor.fraction])
+    if anchor.fraction > 1.0 or fixing_flag(case, flags, kept) is not None:
+        return kept
+    return np.union1d(fractions, kept) if anchor.fraction not in fractions else fractions
+
+
+def fixing_flag(case: Case, flags: Flags, fractions: Floats) -> str | None:
+    """Return the flag that fixes the pool whatever the fraction; a cap does not, where the line is below it."""
+    names = case.names
+    return next((name for name in names.inert_with if flags.get(name) is not None), None) if fractions.size else None
+
+
+def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option | None:
+    """Return a set of flags evaluated at each fraction, or None where nothing tells the pool.
+
+    At the flags of what runs the measured pool and free memory stand in for predicted ones, and a prompt that passed
+    there for the probability that it fits.
+    """
+    model, question = case.model, case.question
+    predicted = model.at(flags, fractions)
+    at_runs = _measured(case, flags, fractions)
+    is_measured_alone = fractions.size == 1 and at_runs[1] is not None and at_runs[1].pool_tokens is not None
+    if predicted.pool is None and not is_measured_alone:
+        return None
+    needed, limit = _needed(case, flags)
+    need = (
+        question.prompt_need_gib if question.prompt_need_gib is not None else model.need(flags, question.target_tokens)
+    )
+    holds = np.zeros_like(fractions) if predicted.pool is None else np.array(predicted.pool.above(float(needed)))
+    survives = _survival(case, flags, fractions, need, holds)
+    barred, death = model.forbidden(flags, fractions, question.target_tokens, question.concurrent)
+    measured_at, measured, is_proven = at_runs
+    starts = None if predicted.free is None else np.asarray(predicted.free.above(0.0), dtype=np.float64).copy()
+    if measured_at is not None and measured is not None:
+        if measured.pool_tokens is not None:
+            holds[measured_at] = float(measured.pool_tokens >= needed)
+        if survives is None and (measured.free_at_ready_gib is not None or is_proven):
+            survives = np.zeros_like(holds)
+        if survives is not None and measured.free_at_ready_gib is not None:
+            survives[measured_at] = fits(need, measured.free_at_ready_gib)
+        if survives is not None and is_proven:
+            survives[measured_at] = 1.0
+        if starts is not None:
+            starts[measured_at] = 1.0
+    return Option(
+        case=case,
+        flags=flags,
+        needed_tokens=needed,
+        predicted=predicted,
+        need=need,
+        holds=holds,
+        survives=survives,
+        starts=starts,
+        is_allowed=~barred,
+        death=death,
+        limit=limit,
+        measured=measured,
+        measured_at=measured_at,
+        is_proven=is_proven,
+    )
+
+
+def _survival(case: Case, flags: Flags, fractions: Floats, need: Need | float, holds: Floats) -> Floats | None:
+    """Return P(free - need >= 0), computed only where the pool may hold what is needed."""
+    likely = holds > _BEYOND_DOUBT
+    if not likely.any():
+        likely = np.zeros_like(likely)
+        likely[-1] = True
+    found = case.model.survives(flags, fractions[likely], need)
+    if found is None:
+        return None
+    survives = np.zeros_like(holds)
+    survives[likely] = found
+    return survives
+
+
+def _needed(case: Case, flags: Flags) -> tuple[int, int | None]:
+    """Return the pool tokens needed of one rank, and an input limit that no fraction changes."""
+    page, question = max(1, case.model.page_tokens), case.question
+    needed = pool_needed(case.engine, question, ranks_of(flags), page)
+    held = positive(case.held, case.names.context)
+    if case.engine is EngineName.VLLM and held is not None:
+        needed = max(needed, blocks_of_context(held, page))
+    for start in reversed(case.model.starts):
+        limit = input_limit(start)
+        if limit is not None and start.came_up:
+            return _limited(case, start, flags, needed, limit)
+    return needed, None
+
+
+def _limited(case: Case, start: Observation, flags: Flags, needed: int, limit: int) -> tuple[int, int | None]:
+    """Apply a printed input limit: one that is a share of the pool grows with it, another is of that start's flags."""
+    target, pool = case.question.target_tokens, start.measurements.pool_tokens
+    if target <= limit:
+        return needed, None
+    follows = {start.measurements.swa_pool_tokens, pool, start.measurements.fitted_max_model_len}
+    if pool is not None and any(size is not None and 0 <= size - limit <= 64 for size in follows):
+        return max(needed, ceil(target / limit * pool)), None
+    name = case.names.context
+    is_same = flags.get(name) == start.flags.get(name)
+    return needed, limit if is_same else None
+
+
+def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, Measured | None, bool]:
+    """Return where among the fractions what runs stands, what was measured there, and whether such a prompt passed."""
+    runs = case.runs
+    if runs is None or runs.fraction is None or case.is_other_version:
+        return None, None, False
+    found = np.flatnonzero(np.abs(fractions - runs.fraction) < 1e-9)
+    at = {**flags, case.fraction_flag: runs.fraction}
+    measured = case.model.measured(at) if found.size else None
+    if measured is None:
+        return None, None, False
+    drifted = case.model.drifted
+    if drifted is not None and drifted.id != runs.id and drifted in measured.starts:
+        figures = runs.measurements
+        measured = replace(measured, pool_tokens=figures.pool_tokens, free_at_ready_gib=figures.free_at_ready_gib)
+    passed = case.model.passed(at, case.question.target_tokens, case.question.concurrent)
+    return int(found[0]), measured, passed is not None
+
+
+def fits(need: Need | float, free_gib: float) -> float:
+    """Return P(need <= free_gib)."""
+    return float(need <= free_gib) if isinstance(need, int | float) else need.at_most(free_gib)
+
+
+def choose(option: Option) -> Choice:
+    """Return the fraction that answers: of the window by preference, else the least bad one with what binds."""
+    confidence = option.case.question.confidence
+    sure = option.is_allowed & (option.holds >= confidence)
+    meets = np.zeros_like(sure) if option.survives is None else sure & (option.survives >= confidence)
+    refused = _refused(option)
+    if refused is None and meets.any():
+        index = _preferred(option, np.flatnonzero(meets))
+        window = _run_around(option, meets, index)
+        return _choice(option, index, is_met=True, window=window)
+    able = option.is_allowed if option.starts is None else option.is_allowed & (option.starts >= 0.5)
+    index = _least_bad(option, able, sure)
+    return _choice(option, index, binding=refused or _binding(option, able, index))
+
+
+def _choice(
+    option: Option,
+    index: int,
+    *,
+    is_met: bool = False,
+    window: tuple[float, float] | None = None,
+    binding: str | None = None,
+) -> Choice:
+    case = option.case
+    flags = {**option.flags, case.fraction_flag: float(option.fractions[index])}
+    unserved = case.model.unserved(flags, case.question.target_tokens, case.question.concurrent)
+    return Choice(option=option, index=index, is_met=is_met, window=window, binding=binding, unserved=unserved)
+
+
+def as_it_runs(case: Case, start: Observation) -> Choice | None:
+    """Return a start's own flags and fraction as a choice, None where its pool is not known."""
+    if start.fraction is None:
+        return None
+    flags = {key: value for key, value in case.base.items() if key != case.fraction_flag}
+    option = evaluate(case, flags, np.array([start.fraction]))
+    if option is None:
+        return None
+    sure = min(option.holds[0], 0.0 if option.survives is None else option.survives[0])
+    return _choice(option, 0, is_met=bool(sure >= case.question.confidence))
+
+
+def _refused(option: Option) -> str | None:
+    """Return what makes the engine refuse the prompt whatever the fraction."""
+    case = option.case
+    held = positive(case.held, case.names.context)
+    if held is not None and held < context_needed(case.engine, case.question):
+        return "context_length"
+    return "input_limit" if option.limit is not None else None
+
+
+def _preferred(option: Option, found: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
+    prefer = option.case.question.prefer
+    if prefer == Prefer.HEADROOM:
+        return int(found[0])
+    if prefer == Prefer.POOL:
+        return int(found[-1])
+    near = anchor_fraction(option.case)
+    return int(found[np.argmin(np.abs(option.fractions[found] - near))])
+
+
+def anchor_fraction(case: Case) -> float:
+    """Return the fraction that advice stays near: what runs, the newest start's, else the engine's default."""
+    anchor = case.anchor
+    return anchor.fraction if anchor is not None and anchor.fraction is not None else case.names.default_fraction
+
+
+def _run_around(option: Option, meets: Mask, index: int) -> tuple[float, float]:
+    """Return the ends of the unbroken run of fractions around ``index`` that meet the confidence."""
+    low = high = index
+    while low > 0 and meets[low - 1]:
+        low -= 1
+    while high + 1 < meets.size and meets[high + 1]:
+        high += 1
+    return float(option.fractions[low]), float(option.fractions[high])
+
+
+def _least_bad(option: Option, able: Mask, sure: Mask) -> int:
+    """Return the smallest fraction whose pool holds with the confidence, else the one with the best joint chance."""
+    joint = option.joint
+    holding = np.flatnonzero(able & sure)
+    if holding.size and joint[holding[0]] >= LEAST_JOINT:
+        return int(holding[0])
+    if able.any():
+        best = int(np.argmax(np.where(able, joint, -1.0)))
+        if joint[best] > 0.0 or option.fractions.size == 1:
+            return best
+        return int(np.flatnonzero(able)[-1])
+    return int(np.argmax(joint)) if option.is_allowed.any() and option.starts is None else 0
+
+
+def _binding(option: Option, able: Mask, index: int) -> str | None:
+    """Return what makes the answer infeasible, None where it is only at risk."""
+    case, survives = option.case, option.survives
+    held = held_fraction(case)
+    if held is None and not (able & (option.holds >= 0.5)).any():
+        return _what_binds(option)
+    if held is not None and not option.is_allowed[index]:
+        return "out_of_memory"
+    if survives is not None and survives[index] < 0.5 and _is_measured(option):
+        return "headroom"
+    if held is None and option.joint[index] < LEAST_JOINT:
+        return "pool" if survives is None or option.holds[index] < survives[index] else _short_memory(option, index)
+    return None
+
+
+def _what_binds(option: Option) -> str:
+    holding = option.holds >= 0.5
+    if not holding.any():
+        return "pool"
+    if not (option.is_allowed & holding).any():
+        return "out_of_memory"
+    return "free_memory"
+
+
+def _short_memory(option: Option, index: int) -> str:
+    return "free_memory" if option.starts is not None and option.starts[index] < 0.5 else "headroom"
+
+
+def _is_measured(option: Option) -> bool:
+    return isinstance(option.need, int | float) or option.need.is_measured
+
+
+def _lowered(case: Case, flags: dict[str, Scalar]) -> dict[str, Scalar] | None:
+    """Return the flags with the context length cut to the request; None where it is held or no longer than that."""
+    name, needed, admitted = case.names.context, context_needed(case.engine, case.question), context_of(case, flags)
+    if case.engine not in (EngineName.VLLM, EngineName.SGLANG) or name in case.held:
+        return None
+    return {**flags, name: needed} if admitted is not None and admitted > needed else None
+
+
+def _admits_its_context(case: Case, choice: Choice) -> bool:
+    """Tell whether the context length may stay: vLLM's when the pool holds it, SGLang's when the confidence is met."""
+    if case.engine is not EngineName.VLLM:
+        return choice.is_met
+    admitted, pool = context_of(case, choice.option.flags), choice.option.predicted.pool
+    if admitted is None or pool is None or (choice.fraction == anchor_fraction(case) and _is_running(case, choice)):
+        return True
+    wanted = blocks_of_context(admitted, case.model.page_tokens)
+    return float(pool.above(float(wanted))[choice.index]) >= case.question.confidence
+
+
+def _is_running(case: Case, choice: Choice) -> bool:
+    return case.runs is not None and case.model.measured(choice.flags) is not None
+
+
+def resized(case: Case, flags: dict[str, Scalar]) -> dict[str, Scalar]:
+    """Return the flags with one that fixes or caps the pool below the need moved: taken out, or set to the need."""
+    fraction = anchor_fraction(case) if held_fraction(case) is None else held_fraction(case)
+    at = np.array([fraction])
+    for name in _pool_flags(case, flags):
+        predicted, (needed, _) = case.model.at(flags, at), _needed(case, flags)
+        if predicted.pool is None or float(predicted.pool.above(float(needed))[0]) >= case.question.confidence:
+            continue
+        flags = {**flags, name: _larger(case, flags, name, predicted, needed)}
+    return flags
+
+
+def _pool_flags(case: Case, flags: Flags) -> Iterator[str]:
+    names = case.names
+    for name in (*names.inert_with, *names.other_caps, *((names.pool_cap,) if names.pool_cap else ())):
+        if flags.get(name) is not None and name not in case.held:
+            yield name
+    fraction = number(flags, names.fraction)
+    if fraction is not None and fraction > 1.0 and names.fraction not in case.held:
+        yield names.fraction
+
+
+def _larger(case: Case, flags: Flags, name: str, predicted: Predicted, needed: int) -> int | None:
+    """Return what a flag that fixes the pool is set to, or None to take it out: a cap, or where the line holds."""
+    confidence = case.question.confidence
+    line_holds = predicted.line is not None and float(predicted.line.above(float(needed))[0]) >= confidence
+    if name in (case.names.pool_cap, *case.names.other_caps) or (line_holds and name not in case.names.bytes_flags):
+        return None
+    if name in case.names.bytes_flags:
+        cost = case.model.bytes_per_token(flags)
+        return None if cost is None else ceil(needed * cost.median * _SPARE / _MEBIBYTE) * _MEBIBYTE
+    return ceil(needed * _SPARE / max(1, case.model.page_tokens))
+
+
+def _whole_pages(estimate: Estimate, page: int) -> Estimate:
+    """Return the pool as engines report it: whole pages, never negative."""
+    low, median, high = (
+        float(max(0, floor(tokens / page + 1e-9) * page)) if isfinite(tokens) else 0.0
+        for tokens in (estimate.low, estimate.median, estimate.high)
+    )
+    return Estimate(median=median, low=low, high=high, level=estimate.level)

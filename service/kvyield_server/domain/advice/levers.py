@@ -1,0 +1,265 @@
+"""Levers: changes of flags that gain pool or memory, each evaluated with the same model and ranked by what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvyield_server.domain.advice.grid import COARSE, FRACTIONS, Choice, anchor_fraction, evaluate, solve
+from kvyield_server.domain.advice.question import (
+    Case,
+    context_needed,
+    context_of,
+    held_fraction,
+    ranks_of,
+)
+from kvyield_server.domain.answers import Lever
+from kvyield_server.domain.engines.registry import number, positive
+from kvyield_server.domain.engines.token_cost import kv_element_bytes, speculation
+from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import is_latent_attention
+from kvyield_server.domain.facts.observation import EngineName, Scalar
+from kvyield_server.domain.facts.scalars import is_on
+from kvyield_server.domain.model.interface import Floats, Need
+
+_LEAST_GAIN = 0.005
+_LEAST_GAIN_GIB = 0.05
+_AROUND = 12
+"""Steps of 0.001 on each side of the coarse best that are evaluated anew."""
+_SPECULATIVE_REQUESTS, _FEWEST_REQUESTS = 48, 2048
+"""SGLang's own running requests with and without a draft model, where none are set."""
+_FREE = "no quality or speed"
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """A change with its price in words and as a weight: how much quality or speed it costs beside the others.
+
+    ``frees`` is a flag that the question holds and that the change no longer holds.
+    """
+
+    flags: dict[str, Scalar]
+    cost: str
+    weight: float
+    frees: str | None = None
+
+
+def levers(case: Case, choice: Choice) -> tuple[Lever, ...]:
+    """Return the levers that help, the most joint probability gained for its cost first; a lower target comes last.
+
+    Each is evaluated with its own best fraction. One that gains neither probability nor, for an infeasible answer, pool
+    or memory is left out.
+    """
+    ranked: list[tuple[float, float, Lever]] = []
+    for candidate in _candidates(case, choice):
+        best = _solved(case, choice, candidate)
+        if best is None:
+            continue
+        lever = _lever(choice, candidate, best)
+        gained = _chance(best) - _chance(choice)
+        if gained >= _LEAST_GAIN or (choice.binding is not None and _helps(lever, gained)):
+            ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
+    ranked.sort(key=lambda item: item[:2], reverse=True)
+    lower = _lower_target(case, choice)
+    return (*(lever for _, _, lever in ranked), *((lower,) if lower else ()))
+
+
+def _chance(choice: Choice) -> float:
+    """Return the joint probability; half of it where such a prompt was not served at flags no heavier."""
+    return choice.chance * (0.5 if choice.unserved is not None else 1.0)
+
+
+def _helps(lever: Lever, gained: float) -> bool:
+    return gained > -1e-4 and (lever.gain_tokens > 0 or lever.gain_gib >= _LEAST_GAIN_GIB) and bool(lever.flags)
+
+
+def _solved(case: Case, choice: Choice, candidate: _Candidate) -> Choice | None:
+    """Return the best choice under a candidate's flags: in coarse steps first, then finely around the best of them."""
+    held = {key: value for key, value in case.held.items() if key != candidate.frees and key not in candidate.flags}
+    changed = replace(case, held=held)
+    flag = case.fraction_flag
+    flags: dict[str, Scalar] = {**choice.option.flags, **candidate.flags}
+    fixed = number(flags, flag)
+    flags.pop(flag, None)
+    if fixed is not None:
+        return solve(changed.holding({flag: fixed}), flags)
+    rough = solve(changed, flags, np.union1d(COARSE, [anchor_fraction(case), choice.fraction]))
+    if rough is None or held_fraction(changed) is not None or rough.option.fractions.size == 1:
+        return rough
+    near = np.flatnonzero(np.abs(FRACTIONS - rough.fraction) <= _AROUND / 1000.0)
+    fine: Floats = np.union1d(FRACTIONS[near], [rough.fraction])
+    return solve(changed, flags, fine) or rough
+
+
+def _lever(choice: Choice, candidate: _Candidate, best: Choice) -> Lever:
+    moved = {key: value for key, value in best.flags.items() if choice.flags.get(key) != value}
+    return Lever(
+        flags={**candidate.flags, **moved},
+        gain_tokens=round(_tokens(best) - _tokens(choice)),
+        gain_gib=round(_headroom(best) - _headroom(choice), 2),
+        joint=round(best.chance, 3),
+        cost=candidate.cost,
+    )
+
+
+def _tokens(choice: Choice) -> float:
+    pool = choice.option.predicted.pool
+    return 0.0 if pool is None else pool.estimate(choice.index).median
+
+
+def _headroom(choice: Choice) -> float:
+    free = choice.option.predicted.free
+    return 0.0 if free is None else free.estimate(choice.index).median - _middle(choice.option.need)
+
+
+def _middle(need: Need | float) -> float:
+    return need if isinstance(need, int | float) else need.median_gib
+
+
+def _candidates(case: Case, choice: Choice) -> Iterator[_Candidate]:
+    """Yield the changes that the engine offers and the question does not rule out."""
+    yield from _without_hold(case, choice)
+    yield from _raised(case, choice)
+    yield from _lighter_use(case, choice)
+    yield from _costlier(case, choice)
+
+
+def _without_hold(case: Case, choice: Choice) -> Iterator[_Candidate]:
+    """Yield what the question's own held flags stand in the way of: another fraction, a longer context."""
+    flag, context = case.fraction_flag, case.names.context
+    if choice.binding == "context_length":
+        needed: dict[str, Scalar] = {context: context_needed(case.engine, case.question)}
+        yield _Candidate(needed, f"{_FREE}: a longer context than the one held", 1.0, frees=context)
+    elif flag in case.held:
+        yield _Candidate({}, f"{_FREE}: another fraction than the one held", 1.0, frees=flag)
+
+
+def _raised(case: Case, choice: Choice) -> Iterator[_Candidate]:
+    """Yield the fraction with the best joint probability, where a surer pool is worth its memory."""
+    option = choice.option
+    if held_fraction(case) is not None or option.survives is None or option.fractions.size == 1:
+        return
+    best = int(np.argmax(np.where(option.is_allowed, option.joint, -1.0)))
+    if option.joint[best] - option.joint[choice.index] >= _LEAST_GAIN:
+        way = "raised" if best > choice.index else "lowered"
+        raised: dict[str, Scalar] = {case.fraction_flag: float(option.fractions[best])}
+        yield _Candidate(raised, f"{_FREE}: a {way} fraction, where pool and memory together are likeliest", 1.0)
+
+
+def _lighter_use(case: Case, choice: Choice) -> Iterator[_Candidate]:
+    """Yield fewer requests, smaller chunks, fewer graphs and a shorter context."""
+    names, flags = case.names, choice.option.flags
+    at_once = max(case.question.concurrent, 1)
+    useless = (
+        {names.chunk} if is_latent_attention(case.model.model.facts) and case.engine is EngineName.SGLANG else set()
+    )
+    for key, value, floor, cost, weight in (
+        (names.requests, _requests(case, flags), at_once, "fewer requests run at the same time", 1.0),
+        (names.chunk, positive(flags, names.chunk), 1024, "slower prefill: smaller chunks of the prompt", 1.2),
+        (names.graph_batch, _graph_batch(case, flags), 8, "larger batches decode without graphs, and slower", 1.5),
+    ):
+        if key is None or value is None or value <= floor or key in case.held or key in useless:
+            continue
+        yield _Candidate({key: max(floor, value // 4)}, cost, weight)
+    needed, admitted = context_needed(case.engine, case.question), context_of(case, flags)
+    if names.context not in case.held and admitted is not None and admitted > needed:
+        yield _Candidate({names.context: needed}, "no longer requests than the one asked for", 1.0)
+
+
+def _requests(case: Case, flags: dict[str, Scalar]) -> int | None:
+    """Return how many requests run at the same time, by SGLang's own default where that is unset."""
+    default = None
+    if case.engine is EngineName.SGLANG:
+        default = _SPECULATIVE_REQUESTS if speculation(flags) else _FEWEST_REQUESTS
+    return positive(flags, case.names.requests) or default
+
+
+def _graph_batch(case: Case, flags: dict[str, Scalar]) -> int | None:
+    """Return the largest batch that graphs are captured for; None where there are none or fewer requests bound it."""
+    names = case.names
+    if is_on(flags.get(names.graphs_off or "")):
+        return None
+    requests = positive(flags, names.requests)
+    limit = positive(flags, names.graph_batch) or (_VLLM_GRAPHS if case.engine is EngineName.VLLM else None)
+    return limit if limit is None or requests is None or requests > max(8, limit // 4) else None
+
+
+_VLLM_GRAPHS = 512
+"""vLLM captures batches up to the smaller of this and twice its sequences, where nothing is set."""
+
+
+def _costlier(case: Case, choice: Choice) -> Iterator[_Candidate]:
+    names, flags, gpus = case.names, choice.option.flags, case.model.hardware.gpu_count
+    if names.kv_dtype not in case.held and _kv_bytes(case, flags) > 1.0:
+        yield _Candidate({names.kv_dtype: names.half_kv}, "some accuracy: keys and values are kept in 8 bits", 3.0)
+    if names.speculation is not None and speculation(flags) and names.speculation not in case.held:
+        option = f"--{names.speculation.replace('_', '-')}"
+        yield _Candidate({names.speculation: None}, f"slower decoding: remove {option}, no draft model", 3.0)
+    layout = parallel_layout(flags, gpus)
+    if names.tensor_parallel not in case.held and layout.tensor * 2 * layout.pipeline * layout.data <= gpus:
+        yield _Candidate({names.tensor_parallel: layout.tensor * 2}, "twice the GPUs for one copy of the model", 4.0)
+    if "quantization" not in case.held and not is_on(flags.get("quantization")) and held_fraction(case) is None:
+        cost = "some accuracy: another checkpoint, or weights made 8-bit at load"
+        yield _Candidate({"quantization": "fp8"}, cost, 6.0)
+
+
+def _kv_bytes(case: Case, flags: dict[str, Scalar]) -> float:
+    if case.names.kv_dtype == "quant_policy":
+        return 2.0 if not number(flags, "quant_policy") else 1.0
+    return kv_element_bytes(flags, case.model.model.facts)
+
+
+def _lower_target(case: Case, choice: Choice) -> Lever | None:
+    """Return the longest prompt that some fraction's pool holds and that meets the confidence under these flags."""
+    option, question = choice.option, case.question
+    pool, held = option.predicted.pool, positive(case.held, case.names.context)
+    if choice.is_met or pool is None or option.survives is None or not option.is_allowed.any():
+        return None
+    sure = pool.quantile(1.0 - question.confidence) / -(-question.concurrent // ranks_of(option.flags))
+    reserved = context_needed(case.engine, question) - question.target_tokens
+    longest = np.minimum(sure - max(reserved, question.reply_tokens), question.target_tokens)
+    limits = [option.limit, None if held is None else held - reserved]
+    for limit in limits:
+        longest = longest if limit is None else np.minimum(longest, limit)
+    for tokens in _lengths(question.target_tokens):
+        able = option.is_allowed & (longest >= tokens)
+        if not able.any():
+            continue
+        lower = _evaluated(case, option.flags, tokens, float(option.fractions[int(np.argmax(able))]))
+        if lower is not None:
+            return _lever_of_target(case, choice, lower, tokens)
+    return None
+
+
+def _lengths(target_tokens: int) -> Iterator[int]:
+    """Yield shorter prompts, longest first, in steps of about 4 %, as round numbers."""
+    tokens = float(target_tokens)
+    while tokens > 1000.0:
+        tokens *= 0.96
+        digits = 10 ** max(0, len(str(int(tokens))) - 3)
+        yield int(tokens) // digits * digits
+
+
+def _evaluated(case: Case, flags: dict[str, Scalar], tokens: int, fraction: float) -> Choice | None:
+    shorter = replace(case, question=replace(case.question, target_tokens=tokens))
+    flags = {**flags}
+    if case.engine is EngineName.VLLM and case.names.context not in case.held:
+        flags[case.names.context] = context_needed(case.engine, shorter.question)
+    option = evaluate(shorter, flags, np.array([fraction]))
+    if option is None or option.survives is None or option.survives[0] < case.question.confidence:
+        return None
+    return Choice(option=option, index=0, is_met=True)
+
+
+def _lever_of_target(case: Case, choice: Choice, lower: Choice, tokens: int) -> Lever:
+    moved = {key: value for key, value in lower.flags.items() if choice.flags.get(key) != value}
+    return Lever(
+        flags={case.fraction_flag: lower.fraction, **moved},
+        gain_tokens=round(_tokens(lower) - _tokens(choice)),
+        gain_gib=round(_headroom(lower) - _headroom(choice), 2),
+        joint=round(lower.chance, 3),
+        cost=f"a lower target: prompts of up to {tokens:,} tokens, not {case.question.target_tokens:,}",
+        target_tokens=tokens,
+    )

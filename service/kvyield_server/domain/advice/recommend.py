@@ -1,0 +1,306 @@
+"""Recommend: keep what runs where it answers the question, else the flags for one restart, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from math import hypot
+
+from kvyield_server.domain.advice import words
+from kvyield_server.domain.advice.grid import LEAST_JOINT, Choice, as_it_runs, solve
+from kvyield_server.domain.advice.levers import levers
+from kvyield_server.domain.advice.plan import restart_plan, verification_seconds
+from kvyield_server.domain.advice.question import (
+    Case,
+    anchor_flags,
+    begun_flags,
+    context_needed,
+    context_of,
+    input_limit,
+    make_case,
+    pool_needed,
+    ranks_of,
+)
+from kvyield_server.domain.advice.render import command_line
+from kvyield_server.domain.advice.warnings import cautions, versions
+from kvyield_server.domain.answers import (
+    Advice,
+    AdvicePrediction,
+    Caution,
+    Change,
+    Estimate,
+    Prefer,
+    Probability,
+    Question,
+    Status,
+    Window,
+)
+from kvyield_server.domain.engines.registry import positive
+from kvyield_server.domain.facts.observation import Observation, Scalar
+from kvyield_server.domain.model.interface import YieldModel
+
+SMALLEST_FRACTION = 0.05
+"""Below this a fraction of all memory has no room for weights: a sign of a wrong model unless weights are stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What is answered: a choice, whether it is what runs, whether the evidence is in doubt, and what comes first."""
+
+    choice: Choice
+    is_kept: bool = False
+    is_doubtful: bool = False
+    first: str = ""
+
+
+def recommend(model: YieldModel, question: Question) -> Advice:
+    """Return which flags to keep or to restart with, so that the pool holds the target and a prompt finds its memory.
+
+    ``ok`` when both probabilities reach the confidence (or were measured), else ``at_risk``; ``infeasible`` names its
+    binding constraint; ``not_enough_evidence`` says what to post next. A live start that holds the target answers for
+    its own flags before all of that. All changes go into one restart.
+    """
+    case = make_case(model, question)
+    case, first = _without_newest(case)
+    kept = _what_runs(case)
+    if kept is not None and question.prefer == Prefer.KEEP and (kept.is_met or kept.survives is None):
+        return _answer(case, _Decision(choice=kept, is_kept=_is_running(model, kept), first=first))
+    contradiction = model.contradiction(begun_flags(case))
+    choice = None if contradiction else solve(case)
+    contradiction = contradiction or _sign_of_a_wrong_model(case, choice)
+    if choice is None or contradiction is not None or choice.binding is not None:
+        holder = kept or _older_holder(case)
+        if holder is not None:
+            kept_runs = holder is kept and _is_running(model, holder)
+            return _answer(case, _Decision(choice=holder, is_kept=kept_runs, is_doubtful=True, first=first))
+        if choice is None or contradiction is not None:
+            return _not_enough(case, contradiction)
+    if kept is not None and not choice.is_met and choice.fraction != kept.fraction:
+        first = " ".join(
+            part for part in (first, words.verify_first(case, verification_seconds(question, model.starts))) if part
+        )
+    return _answer(case, _Decision(choice=choice, is_kept=_equals_what_runs(case, choice), first=first))
+
+
+def _without_newest(case: Case) -> tuple[Case, str]:
+    """Return the case as before a newest start that the others contradict, and what to look at first.
+
+    Where that start came up and holds the target it still answers for itself.
+    """
+    drifted = case.model.drifted
+    if drifted is None:
+        return case, ""
+    first = words.look_first(drifted.fraction)
+    if case.runs is None or drifted.id != case.runs.id or _what_runs(case) is not None:
+        return case, first
+    earlier = [start for start in case.model.starts if start.came_up and start.id != drifted.id]
+    if not earlier:
+        return case, first
+    return replace(case, runs=earlier[-1], base=earlier[-1].flags), first
+
+
+def _is_running(model: YieldModel, choice: Choice) -> bool:
+    """Tell whether a choice is what runs, not what ran before it."""
+    return (
+        model.runs is not None and choice.option.case.runs is not None and model.runs.id == choice.option.case.runs.id
+    )
+
+
+def _what_runs(case: Case) -> Choice | None:
+    """Return what runs as a choice where it holds the target, whatever its memory."""
+    return None if case.runs is None else _held_by(case, case.runs)
+
+
+def _older_holder(case: Case) -> Choice | None:
+    """Return the newest live start that came up and holds the target, with its own flags."""
+    seen: set[tuple[object, ...]] = set()
+    for start in reversed(case.model.starts):
+        pool = start.measurements.pool_tokens
+        if not start.came_up or pool is None or start is case.runs:
+            continue
+        kind = (start.fraction, pool, tuple(sorted((key, repr(value)) for key, value in start.flags.items())))
+        if kind in seen:
+            continue
+        seen.add(kind)
+        if len(seen) > _MOST_HOLDERS:
+            return None
+        found = _held_by(replace(case, runs=start, base=start.flags), start)
+        if found is not None:
+            return found
+    return None
+
+
+_MOST_HOLDERS = 32
+
+
+def _held_by(case: Case, start: Observation) -> Choice | None:
+    """Return a start's own flags as a choice where it ran with all that is asked, admits the request and holds it.
+
+    Its measured pool counts, and a death that rules out its fraction forbids it.
+    """
+    question, flags = case.question, start.flags
+    if start.fraction is None or any(flags.get(key, ...) != value for key, value in case.held.items()):
+        return None
+    admitted, requests, limit = context_of(case, flags), positive(flags, case.names.requests), input_limit(start)
+    if admitted is not None and admitted < context_needed(case.engine, question):
+        return None
+    if (requests is not None and requests < question.concurrent) or (
+        limit is not None and limit < question.target_tokens
+    ):
+        return None
+    choice = as_it_runs(case, start)
+    if choice is None or not choice.option.is_allowed[0]:
+        return None
+    measured = choice.measured.pool_tokens if choice.measured is not None else start.measurements.pool_tokens
+    needed = pool_needed(case.engine, question, ranks_of(flags), case.model.page_tokens)
+    return choice if measured is not None and measured >= needed and choice.holds == 1.0 else None
+
+
+def _sign_of_a_wrong_model(case: Case, choice: Choice | None) -> str | None:
+    """Return why an answer shows that the line is not that of a real GPU, None where it may be."""
+    if choice is None or case.names.scales_free_memory or case.model.weights_are_stated:
+        return None
+    if choice.binding == "pool":
+        pool, is_measured = choice.option.predicted.pool, bool(case.model.summary.basis.observation_ids)
+        highest = 0.0 if pool is None else pool.estimate(choice.option.fractions.size - 1).median
+        may_hold = not is_measured and float(choice.option.holds.max()) >= LEAST_JOINT
+        return words.too_heavy() if highest <= 0.0 or may_hold else None
+    is_tiny = choice.fraction < SMALLEST_FRACTION and case.fraction_flag not in case.held
+    return words.too_small(case, choice.fraction) if is_tiny else None
+
+
+def _equals_what_runs(case: Case, choice: Choice) -> bool:
+    """Tell whether a choice is what runs without any change."""
+    return choice.measured is not None and case.runs is case.model.runs and not tuple(_changes(case, choice))
+
+
+def _status(case: Case, decision: _Decision) -> Status:
+    choice = decision.choice
+    if choice.binding is not None:
+        return Status.INFEASIBLE
+    labels = case.model.summary.labels
+    is_sure = choice.is_met and choice.unserved is None and not decision.is_doubtful and not case.is_other_version
+    return Status.OK if is_sure and "drift" not in labels and case.model.drifted is None else Status.AT_RISK
+
+
+def _answer(case: Case, decision: _Decision) -> Advice:
+    choice, model = decision.choice, case.model
+    case = choice.option.case
+    status = _status(case, decision)
+    infeasible = status is Status.INFEASIBLE
+    changes = () if decision.is_kept else tuple(_changes(case, choice))
+    stated = _stated(case, choice, changes)
+    answer = Advice(
+        status=status,
+        engine=case.engine,
+        flags=stated,
+        command_line="" if infeasible else command_line(case.engine, stated),
+        changes=changes,
+        prediction=_prediction(choice),
+        probability=_probability(choice),
+        window=_window(case, decision),
+        restarts=None if infeasible else restart_plan(choice.joint, model.starts, is_needed=not decision.is_kept),
+        verification_seconds=verification_seconds(case.question, model.starts),
+        basis=model.summary.basis,
+        alternatives=() if status is Status.OK else levers(case, choice),
+        warnings=cautions(case, choice, changes, is_kept=decision.is_kept),
+        explanation="",
+        binding_constraint=choice.binding,
+        model_name=model.model.name,
+    )
+    told = words.explanation(case, choice, answer, is_kept=decision.is_kept, first=decision.first)
+    headline = words.headline(case, choice, answer, is_kept=decision.is_kept, first=decision.first)
+    return replace(answer, explanation=told, headline=headline)
+
+
+def _stated(case: Case, choice: Choice, changes: tuple[Change, ...]) -> dict[str, Scalar]:
+    """Return the flags that the advice states: fraction, context length, requests, those that size the pool, held and
+    changed ones."""
+    names, flags = case.names, choice.flags
+    changed = [change.flag for change in changes]
+    sizing = (*names.inert_with, *names.other_caps, *((names.pool_cap,) if names.pool_cap else ()))
+    keys = dict.fromkeys((names.fraction, names.context, names.requests, *case.held, *sizing, *changed))
+    return {key: flags[key] for key in keys if key in changed or flags.get(key) is not None}
+
+
+def _changes(case: Case, choice: Choice) -> Iterator[Change]:
+    now, pool = anchor_flags(case), choice.pool_tokens
+    for key, value in choice.flags.items():
+        if value != now.get(key):
+            why = words.reason(case, choice, key, 0.0 if pool is None else pool.median)
+            yield Change(flag=key, from_value=now.get(key), to_value=value, reason=why)
+
+
+def _prediction(choice: Choice) -> AdvicePrediction:
+    free, need = choice.free_at_ready_gib, choice.option.need
+    return AdvicePrediction(
+        pool_tokens=choice.pool_tokens,
+        free_at_ready_gib=None if free is None else _rounded(free),
+        headroom_gib=None
+        if free is None
+        else _rounded(_less(free, need if isinstance(need, int | float) else need.estimate())),
+    )
+
+
+def _less(free: Estimate, need: Estimate | float) -> Estimate:
+    """Return free memory less a need: medians differ, and each side's half widths add up as independent errors do."""
+    if isinstance(need, int | float):
+        need = Estimate(median=need, low=need, high=need)
+    median = free.median - need.median
+    return Estimate(
+        median=median,
+        low=median - hypot(free.median - free.low, need.high - need.median),
+        high=median + hypot(free.high - free.median, need.median - need.low),
+        level=free.level,
+    )
+
+
+def _rounded(estimate: Estimate, digits: int = 2) -> Estimate:
+    low, median, high = (round(value, digits) for value in (estimate.low, estimate.median, estimate.high))
+    return Estimate(median=median, low=low, high=high, level=estimate.level)
+
+
+def _probability(choice: Choice) -> Probability:
+    memory, joint = choice.survives, choice.joint
+    return Probability(
+        pool=round(choice.holds, 3),
+        memory=None if memory is None else round(memory, 3),
+        joint=None if joint is None else round(joint, 3),
+    )
+
+
+def _window(case: Case, decision: _Decision) -> Window | None:
+    """Return the window around the choice; of what runs, the one that the fractions around it make."""
+    choice = decision.choice
+    if decision.is_kept and choice.option.fractions.size == 1 and not decision.is_doubtful:
+        found = solve(case)
+        window = found.window if found is not None else None
+    else:
+        window = choice.window
+    return None if window is None else Window(lowest=window[0], highest=window[1])
+
+
+def _not_enough(case: Case, contradiction: str | None) -> Advice:
+    lack = words.lack(case, contradiction)
+    keys = dict.fromkeys((case.names.fraction, case.names.context, case.names.requests, *case.held))
+    flags = {**anchor_flags(case), **begun_flags(case)}
+    flags[case.names.fraction] = {**anchor_flags(case), **case.held}.get(case.names.fraction)
+    answer = Advice(
+        status=Status.NOT_ENOUGH_EVIDENCE,
+        engine=case.engine,
+        flags={key: flags[key] for key in keys if flags.get(key) is not None},
+        command_line="",
+        changes=(),
+        prediction=AdvicePrediction(),
+        probability=None,
+        window=None,
+        restarts=None,
+        verification_seconds=verification_seconds(case.question, case.model.starts),
+        basis=case.model.summary.basis,
+        alternatives=(),
+        warnings=(Caution(code="not_enough_evidence", detail=lack), *versions(case), *case.model.summary.warnings),
+        explanation=lack,
+        binding_constraint="evidence",
+        model_name=case.model.model.name,
+    )
+    return replace(answer, headline=words.headline(case, None, answer, is_kept=False))

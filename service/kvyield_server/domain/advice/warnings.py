@@ -1,0 +1,212 @@
+"""The warnings of an advice: what holds whatever the numbers say, and what was never tried."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kvyield_server.domain.advice.grid import Choice
+from kvyield_server.domain.advice.question import Case, context_needed, context_of
+from kvyield_server.domain.answers import Caution, Change
+from kvyield_server.domain.engines.registry import NAMES, positive
+from kvyield_server.domain.facts.deployment import key_fields
+from kvyield_server.domain.facts.model_config import is_latent_attention
+from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, EngineName, Observation
+from kvyield_server.domain.facts.versions import plain_version
+
+_BEYOND_CONTEXT = {
+    EngineName.SGLANG: "SGLang refuses such a {flag} unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
+    EngineName.VLLM: "vLLM refuses such a {flag} unless VLLM_ALLOW_LONG_MAX_MODEL_LEN=1, or RoPE scaling is set",
+    EngineName.TENSORRT_LLM: "TensorRT-LLM cuts {flag} down to what the model allows, or answers poorly beyond it",
+    EngineName.LMDEPLOY: "LMDeploy takes such a {flag}, but the model was not trained for it and answers poorly",
+}
+_NEIGHBOUR_GIB = 0.3
+_NEIGHBOUR_SHARE = 0.06
+_UNUSED_SHARE = 0.2
+
+
+def cautions(case: Case, choice: Choice, changes: Sequence[Change], *, is_kept: bool) -> tuple[Caution, ...]:
+    """Return the warnings of an advice, the fit's own last, each code once."""
+    found: dict[str, Caution] = {}
+    sources = (
+        _context_length(case, choice, changes),
+        _nothing_changes(case, is_kept=is_kept),
+        _unknown_flags(case),
+        _not_served(choice),
+        _never_verified(case, choice),
+        _memory(case, choice),
+        _hardware(case),
+        versions(case),
+        case.model.summary.warnings,
+    )
+    for source in sources:
+        for caution in source:
+            found.setdefault(caution.code, caution)
+    return tuple(found.values())
+
+
+def _context_length(case: Case, choice: Choice, changes: Sequence[Change]) -> Iterator[Caution]:
+    name, starts = case.names.context, case.model.starts
+    runs = case.runs.measurements.pool_tokens if case.runs is not None else None
+    changed = any(change.flag == name for change in changes)
+    lengths = {start.flags[name] for start in starts if name in start.flags}
+    if changed or runs is None or choice.option.needed_tokens > runs or len(lengths) > 1:
+        yield Caution(
+            code="context_length_does_not_grow_pool",
+            detail=f"{name} only says what one request may ask for: it does not grow the pool{_unmoved(starts, name)}. "
+            f"{case.fraction_flag} does.",
+        )
+    needed, longest, admitted = (
+        context_needed(case.engine, case.question),
+        case.model.context_tokens,
+        context_of(case, case.base),
+    )
+    if longest is not None and needed > max(longest, admitted or 0):
+        consequence = _BEYOND_CONTEXT[case.engine].format(flag=name)
+        detail = f"The model's config allows {longest:,} tokens, fewer than {needed:,}: {consequence}."
+        yield Caution(code="beyond_model_context", detail=detail)
+    if admitted is None and not changed:
+        detail = (
+            f"Neither {name} nor the model's own context length is known: make sure that it admits {needed:,} tokens."
+        )
+        yield Caution(code="context_length_unknown", detail=detail)
+    held = positive(case.held, name)
+    if held is not None and held < needed:
+        yield Caution(
+            code="held_flag_too_small", detail=f"{name} is held at {held:,}, and the request needs {needed:,}."
+        )
+
+
+def _unmoved(starts: Sequence[Observation], name: str) -> str:
+    """Return what the history shows: two starts that differ in context length and have the same pool."""
+    pools: dict[tuple[float | None, int], set[object]] = {}
+    for start in starts:
+        if start.measurements.pool_tokens is not None and name in start.flags:
+            pools.setdefault((start.fraction, start.measurements.pool_tokens), set()).add(start.flags[name])
+    for (fraction, pool_tokens), lengths in pools.items():
+        if len(lengths) > 1:
+            known = sorted(length for length in lengths if isinstance(length, int))
+            listed = " and ".join(f"{length:,}" for length in known)
+            return f" (at fraction {fraction} the pool was {pool_tokens:,} tokens with {listed})"
+    return ""
+
+
+def _nothing_changes(case: Case, *, is_kept: bool) -> Iterator[Caution]:
+    if case.runs is None:
+        return
+    if is_kept:
+        yield Caution(
+            code="flags_equal_running", detail="These are the flags of what runs: there is nothing to restart."
+        )
+    elif case.held and all(case.runs.flags.get(key, ...) == value for key, value in case.held.items()):
+        detail = f"The flags given ({', '.join(case.held)}) are those of what runs: giving them changes nothing."
+        yield Caution(code="flags_equal_running", detail=detail)
+
+
+def _unknown_flags(case: Case) -> Iterator[Caution]:
+    """Warn of asked flags that neither kvyield nor any start of the deployment knows."""
+    spec = NAMES[case.engine]
+    of_key = {name for group in key_fields(case.engine, requests_move_pool=True).values() for name in group}
+    roles = {spec.fraction, spec.context, spec.requests, spec.chunk, spec.tensor_parallel, spec.data_parallel}
+    more = {spec.kv_dtype, spec.graph_batch, spec.graphs_off, spec.speculation, spec.pool_cap, "disable_radix_cache"}
+    known = {*of_key, *roles, *more, *spec.inert_with, *spec.other_caps, *NO_MEMORY_FLAGS}
+    odd = [name for name in sorted(case.held) if name not in known]
+    unknown = [name for name in odd if not any(name in start.flags for start in case.model.starts)]
+    if unknown:
+        listed = ", ".join(unknown)
+        detail = f"No start of this deployment has {listed}, and nothing is known of it for {spec.title}: not counted."
+        yield Caution(code="unknown_flag", detail=detail)
+
+
+def _not_served(choice: Choice) -> Iterator[Caution]:
+    check = choice.unserved
+    if check is not None:
+        why = f" ({check.error})" if check.error else ""
+        detail = (
+            f"A prompt of {check.prompt_tokens:,} tokens was sent at flags no heavier and was not served{why}: verify "
+            "again before relying on it."
+        )
+        yield Caution(code="prompt_not_served", detail=detail)
+
+
+def _never_verified(case: Case, choice: Choice) -> Iterator[Caution]:
+    target, longest = case.question.target_tokens, case.model.summary.basis.verified_prompt_tokens
+    if longest is None or longest < target:
+        had = (
+            "no prompt was ever verified" if longest is None else f"the longest verified prompt had {longest:,} tokens"
+        )
+        if longest is None and choice.unserved is not None:
+            had = "no prompt has passed a verification yet"
+        growth = (
+            " and with this model's attention the need grows with the prompt"
+            if is_latent_attention(case.model.model.facts)
+            else ""
+        )
+        yield Caution(code="nothing_verified_at_this_length", detail=f"Asked for {target:,} tokens: {had}{growth}.")
+    name = case.names.chunk
+    chunk = positive(choice.flags, name)
+    verified = {
+        positive(start.flags, name) for start in case.model.starts if any(check.passed for check in start.verifications)
+    }
+    if longest is not None and chunk is not None and verified and chunk not in verified:
+        yield Caution(code="chunk_never_verified", detail=f"No prompt was verified with {name} {chunk:,}.")
+
+
+def _memory(case: Case, choice: Choice) -> Iterator[Caution]:
+    free, death = choice.free_at_ready_gib, choice.option.death
+    if free is None:
+        detail = "Nothing tells the GPU's memory: post free_at_ready_gib, or hardware.memory_gib."
+        yield Caution(code="free_memory_unknown", detail=detail)
+    if death is not None:
+        known, version = case.model.summary.engine_version, death.engine.version
+        whose = "" if version == known else f" of version {version or 'unknown'}"
+        detail = f"A start{whose} at {death.fraction} ran out of memory: only fractions below it are advised."
+        yield Caution(code="ran_out_of_memory", detail=detail)
+    memory, need = case.model.hardware.memory_gib, choice.option.need
+    if free is not None and memory is not None and choice.is_met:
+        longest = need if isinstance(need, int | float) else need.estimate().high
+        unused = free.median - longest
+        if unused > _UNUSED_SHARE * memory:
+            detail = (
+                f"About {unused:.0f} GiB of the GPU's {memory:.0f} stay unused beyond what the longest prompt takes: "
+                "a larger pool is possible (prefer=pool)."
+            )
+            yield Caution(code="memory_stays_unused", detail=detail)
+
+
+def _hardware(case: Case) -> Iterator[Caution]:
+    starts = case.model.starts
+    if any(start.hardware.unified_memory for start in starts):
+        detail = "GPU and host share this memory: pools of equal starts differ by several percent."
+        yield Caution(code="unified_memory", detail=detail)
+    before = [free for start in starts if (free := start.measurements.free_before_load_gib) is not None]
+    if before and (max(before) - min(before) > _NEIGHBOUR_GIB or any(_is_crowded(start) for start in starts)):
+        detail = (
+            "Free memory before load differs between starts or is well below the GPU's: another process may hold some."
+        )
+        yield Caution(code="co_tenant_seen", detail=detail)
+
+
+def _is_crowded(start: Observation) -> bool:
+    before, memory = start.measurements.free_before_load_gib, start.hardware.memory_gib
+    return before is not None and memory is not None and before < (1.0 - _NEIGHBOUR_SHARE) * memory
+
+
+def versions(case: Case) -> Iterator[Caution]:
+    """Warn where the evidence is not of the version asked for, or of several."""
+    asked, known = case.question.engine_version, case.model.summary.engine_version
+    if asked is not None and plain_version(asked) != plain_version(known or "unknown"):
+        detail = f"Asked for version {asked}; the evidence is of {known or 'an unknown version'}."
+        yield Caution(code="other_version", detail=detail)
+    if case.anchor is None:
+        return
+    now = case.anchor.engine.version
+    others = sorted({start.engine.version or "unknown" for start in case.model.starts} - {now or "unknown"})
+    if others:
+        detail = f"Part of the evidence is of version {', '.join(others)}; {now or 'an unknown version'} runs."
+        yield Caution(code="other_version", detail=detail)
+    verified = [
+        start.engine.version for start in case.model.starts if any(check.passed for check in start.verifications)
+    ]
+    if verified and now not in verified:
+        detail = f"No prompt was verified with version {now or 'unknown'}."
+        yield Caution(code="engine_version_never_verified", detail=detail)

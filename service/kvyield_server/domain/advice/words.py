@@ -1,0 +1,341 @@
+"""Advice in plain sentences: why each flag changes, what physics and data say, and the headline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from uuid import UUID
+
+from kvyield_server.domain.advice.grid import Choice
+from kvyield_server.domain.advice.question import Case, anchor_flags, input_limit
+from kvyield_server.domain.advice.render import command_line, flag_words
+from kvyield_server.domain.answers import Advice, Basis, Headline, HeadlineCode, Status
+from kvyield_server.domain.engines.registry import positive
+from kvyield_server.domain.facts.observation import EngineName, Flags
+from kvyield_server.domain.model.interface import Need
+
+MOST_NAMED = 8
+_BINDING = {
+    "pool": "no fraction gives a pool that holds the target",
+    "free_memory": "the fraction that the target needs leaves no memory free",
+    "headroom": "the memory left free is less than what such a prompt takes",
+    "out_of_memory": "the fraction that the target needs is not below one that already ran out of memory",
+    "context_length": "the context length held by the question is shorter than the request",
+    "input_limit": "the engine printed an input limit that is shorter than the prompt",
+}
+
+
+def stated(probability: float, digits: int = 2) -> str:
+    """Return a probability in words; one that is not certain is never rounded to certainty."""
+    least = 10.0**-digits
+    if probability > 1.0 - 0.5 * least:
+        return f"over {1.0 - least:.{digits}f}"
+    return f"under {least:.{digits}f}" if probability < 0.5 * least else f"{probability:.{digits}f}"
+
+
+def listed(flags: Flags, engine: EngineName) -> str:
+    """Return flags as a person reads them, with those to take out at the end."""
+    removed = " ".join(
+        word for key, value in flags.items() if value is None for word in flag_words(engine, {key: True})
+    )
+    parts = [command_line(engine, flags), f"without {removed}" if removed else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def reason(case: Case, choice: Choice, key: str, pool_tokens: float) -> str:
+    """Return why a flag changes."""
+    names, target = case.names, case.question.target_tokens
+    if key in case.held:
+        return "as the question asks"
+    if key == names.fraction:
+        return _reason_of_fraction(choice, pool_tokens)
+    if key == names.context:
+        return _reason_of_context(case, choice)
+    if key == names.requests:
+        return "as many requests are asked for at the same time"
+    if choice.flags.get(key) is None:
+        return f"remove it: with it the pool is not what {names.fraction} gives"
+    return f"it sets the pool, and prompts of {target:,} tokens need {choice.option.needed_tokens:,} tokens of pool"
+
+
+def _reason_of_fraction(choice: Choice, pool_tokens: float) -> str:
+    needed, prefer = choice.option.needed_tokens, choice.option.case.question.prefer
+    if choice.is_met:
+        which = {
+            "headroom": "the smallest fraction whose pool holds {0} tokens; the rest stays free for prompts",
+            "pool": "the largest fraction that holds {0} tokens and leaves a prompt its memory",
+        }.get(prefer, "the nearest fraction that holds {0} tokens and leaves a prompt its memory")
+        return which.format(f"{needed:,}")
+    if choice.holds >= choice.option.case.question.confidence:
+        return (
+            f"the smallest fraction whose pool holds {needed:,} tokens; whether a prompt finds its memory is not sure"
+        )
+    beside = f"short of the {needed:,} needed" if pool_tokens < needed else f"likely, not surely, the {needed:,} needed"
+    death = choice.option.death
+    limit = (
+        f"below {death.fraction}, which ran out of memory"
+        if _is_at_death(choice) and death
+        else "that leaves memory free"
+    )
+    return f"the best fraction {limit}: its pool of about {pool_tokens:,.0f} tokens is {beside}"
+
+
+def _is_at_death(choice: Choice) -> bool:
+    allowed = choice.option.is_allowed
+    return choice.index + 1 < allowed.size and not allowed[choice.index + 1]
+
+
+def _reason_of_context(case: Case, choice: Choice) -> str:
+    target, now = case.question.target_tokens, positive(choice.flags, case.names.context)
+    then = positive(anchor_flags(case), case.names.context) or case.model.context_tokens
+    if now is not None and then is not None and now < then:
+        cost = (
+            "its request table takes memory"
+            if case.engine is EngineName.SGLANG
+            else "the pool must hold one such request"
+        )
+        return f"lowered to what a prompt of {target:,} tokens needs: {cost}"
+    return f"a prompt of {target:,} tokens is admitted with it; it does not grow the pool"
+
+
+def explanation(case: Case, choice: Choice, answer: Advice, *, is_kept: bool, first: str) -> str:
+    """Return the explanation of an advice; ``first`` is what stands before anything else."""
+    sentences = (
+        *((first,) if first else ()),
+        *_pool(case, choice, answer, is_kept=is_kept),
+        *_memory(case, choice, answer),
+        *_what_would_change_it(case, choice, answer),
+        *_physics(case),
+        *_data(case),
+    )
+    return " ".join(sentences)
+
+
+def lack(case: Case, contradiction: str | None) -> str:
+    """Return why nothing is advised and what to post next."""
+    flag, labels = case.fraction_flag, case.model.summary.labels
+    if contradiction is not None:
+        return (
+            f"The evidence contradicts itself: {contradiction}. Post the whole log of a start, or a second start that "
+            f"differs in {flag} alone."
+        )
+    if "confounded" in labels:
+        return (
+            "The starts posted differ in more than the fraction, so no line can be drawn through them. "
+            f"Post two starts of this deployment that differ in {flag} alone."
+        )
+    if "capped" in labels:
+        return (
+            "The pools posted were capped, so they are only lower bounds. "
+            f"Post a start without a cap on the tokens, with its {flag} and its log."
+        )
+    return (
+        "One figure for the pool predicts no other fraction unless something tells the bytes per token and the memory. "
+        "Post the log of a start with free memory before and after load; or the model's config.json with the GPU's "
+        f"memory; or a second start that differs in {flag} alone."
+    )
+
+
+def too_small(case: Case, fraction: float) -> str:
+    """Return why a tiny fraction is a sign of a wrong model."""
+    return (
+        f"by what is known {case.fraction_flag} {fraction:g} would hold the target, which leaves no room for the "
+        "weights, and nothing states what they take"
+    )
+
+
+def too_heavy() -> str:
+    """Return why weights that fill the GPU are no answer when nobody stated them."""
+    return "what the weights take is assumed, stated neither by a log nor by the config, and decides the answer"
+
+
+def _physics(case: Case) -> Iterator[str]:
+    flag, parameters = case.fraction_flag, case.model.summary.parameters
+    slope, zero = parameters.get("slope_tokens_per_fraction"), parameters.get("zero_fraction")
+    if slope is None or slope.median <= 0.0:
+        return
+    origin = f"and none at {zero.median:.4g}" if zero is not None and zero.median > 0.01 else "from zero"
+    yield (
+        f"By the engine's own arithmetic the pool is a straight line in {flag}: {slope.median / 100:,.0f} tokens per "
+        f"0.01, {origin}; {case.names.context} is not in it."
+    )
+
+
+def _data(case: Case) -> Iterator[str]:
+    summary = case.model.summary
+    points = [item.observation_id for item in summary.evidence if item.use == "point"]
+    used = points or list(summary.basis.observation_ids)
+    kind = summary.basis.kind.value.replace("_", " ")
+    if not summary.evidence and not used:
+        yield f"Evidence: {kind}; no start of this deployment was posted."
+        return
+    parts = [f"{len(used)} {'start is' if len(used) == 1 else 'starts are'} on it{_at(case, used)}"]
+    for use, words in (
+        ("bound", "only bounds it"),
+        ("free_memory_only", "tells free memory only"),
+        ("set_aside", "was set aside"),
+    ):
+        parts.extend(_put_aside(case, use, words))
+    yield f"Evidence ({kind}): {'; '.join(parts)}.{_loan(summary.basis)}"
+
+
+def _loan(basis: Basis) -> str:
+    if not basis.lent_starts:
+        return ""
+    who = f"{basis.lent_starts} {'start' if basis.lent_starts == 1 else 'starts'} of {basis.lent_deployments} other"
+    return (
+        f" {who} {'deployment' if basis.lent_deployments == 1 else 'deployments'} of this pair also inform the slope."
+    )
+
+
+def _put_aside(case: Case, use: str, words: str) -> Iterator[str]:
+    """Yield each reason with the starts that it holds for."""
+    reasons: dict[str, list[UUID]] = {}
+    for item in case.model.summary.evidence:
+        if item.use == use:
+            reasons.setdefault(item.reason, []).append(item.observation_id)
+    for why, ids in reasons.items():
+        who = f"the start{_at(case, ids)}" if len(ids) == 1 else f"each of {len(ids)} starts{_at(case, ids)}"
+        yield f"{who} {words} ({why})"
+
+
+def _at(case: Case, ids: Sequence[UUID]) -> str:
+    """Return at which fractions the named starts were, the newest few of them."""
+    wanted = set(ids)
+    known = [
+        f"{start.fraction:.4g}" for start in case.model.starts if start.id in wanted and start.fraction is not None
+    ]
+    fractions = list(dict.fromkeys(known))
+    return f" at {', '.join(fractions)}" if fractions and len(fractions) <= MOST_NAMED else ""
+
+
+def _pool(case: Case, choice: Choice, answer: Advice, *, is_kept: bool) -> Iterator[str]:
+    pool, fraction, needed = answer.prediction.pool_tokens, choice.fraction, choice.option.needed_tokens
+    tokens = 0.0 if pool is None else pool.median
+    if answer.status is Status.INFEASIBLE:
+        limit = _printed_limit(case) if choice.binding == "input_limit" else ""
+        nearest = f"{fraction:g} gives {tokens:,.0f} of {needed:,} tokens"
+        yield f"Infeasible: {_BINDING[choice.binding or 'pool']}{limit}. The nearest: {nearest}."
+        return
+    if choice.measured is not None and choice.measured.pool_tokens is not None and is_kept:
+        held = f"what runs at {fraction:g} has {tokens:,.0f}, as measured"
+        yield f"{needed:,} tokens are needed, and {held}: no restart is needed."
+        return
+    low, high = (0.0, 0.0) if pool is None else (pool.low, pool.high)
+    yield (
+        f"{needed:,} tokens are needed, and {fraction:g} gives {tokens:,.0f} ({low:,.0f} to {high:,.0f}; probability "
+        f"{stated(choice.holds, 3)})."
+    )
+
+
+def _printed_limit(case: Case) -> str:
+    limits = [limit for start in case.model.starts if (limit := input_limit(start)) is not None]
+    return f" ({limits[-1]:,} tokens)" if limits else ""
+
+
+def _memory(case: Case, choice: Choice, answer: Advice) -> Iterator[str]:
+    free = answer.prediction.free_at_ready_gib
+    if free is None or choice.survives is None:
+        yield "Nothing tells how much memory stays free."
+        return
+    measured = choice.measured is not None and choice.measured.free_at_ready_gib is not None
+    word = "were" if measured else "should be"
+    yield (
+        f"{free.median:.1f} GiB {word} free at ready; a prompt of {case.question.target_tokens:,} tokens takes "
+        f"{_need(choice.option.need)} at its peak ({_source(case, choice)}): probability {stated(choice.survives)} "
+        "that it fits."
+    )
+
+
+def _need(need: Need | float) -> str:
+    if isinstance(need, int | float):
+        return f"{need:.1f} GiB"
+    estimate = need.estimate()
+    return f"{estimate.median:.1f} GiB ({estimate.low:.1f} to {estimate.high:.1f})"
+
+
+def _source(case: Case, choice: Choice) -> str:
+    need, target = choice.option.need, case.question.target_tokens
+    longest = case.model.summary.basis.verified_prompt_tokens
+    if isinstance(need, int | float):
+        return "as the question says"
+    if choice.is_proven:
+        return "such a prompt passed at these flags"
+    if need.is_measured:
+        return "measured at this chunk and length"
+    if longest is None:
+        return "from the kind of attention alone: no prompt was verified"
+    if longest >= target:
+        return f"a prompt of {longest:,} tokens passed, under other flags or without its memory measured"
+    return f"not measured at this length: the longest verified prompt had {longest:,} tokens"
+
+
+def _what_would_change_it(case: Case, choice: Choice, answer: Advice) -> Iterator[str]:
+    if answer.status is Status.INFEASIBLE:
+        if answer.alternatives:
+            yield "The alternatives say what would gain pool or memory."
+        return
+    need, seconds = choice.option.need, answer.verification_seconds
+    if not isinstance(need, int | float) and not need.is_measured and not choice.is_proven:
+        lasting = f", about {seconds:.0f} s," if seconds else ""
+        target = case.question.target_tokens
+        yield f"A verification prompt of {target:,} tokens{lasting} with memory sampled meanwhile would tell."
+    if not choice.is_met and choice.holds < case.question.confidence:
+        yield "One more start near this fraction would narrow the pool's interval."
+
+
+def headline(case: Case, choice: Choice | None, answer: Advice, *, is_kept: bool, first: str = "") -> Headline:
+    """Return the answer in one line: not enough evidence, infeasible, keep, at risk or change, in this precedence."""
+    if answer.status in (Status.OK, Status.AT_RISK):
+        otherwise = HeadlineCode.CHANGE if answer.status is Status.OK else HeadlineCode.AT_RISK
+        code = HeadlineCode.KEEP if is_kept else otherwise
+    else:
+        code = HeadlineCode(answer.status.value)
+    text = _line(case, choice, answer, code)
+    if first:
+        text = f"{text} {first}" if code is HeadlineCode.KEEP else f"{first} {text}"
+    return Headline(code=code, estimate=not answer.basis.observation_ids and not is_kept, text=text)
+
+
+def _line(case: Case, choice: Choice | None, answer: Advice, code: HeadlineCode) -> str:
+    if choice is None or code is HeadlineCode.NOT_ENOUGH_EVIDENCE:
+        return f"Not enough evidence. {answer.explanation}"
+    needed, pool = choice.option.needed_tokens, answer.prediction.pool_tokens
+    tokens = 0.0 if pool is None else pool.median
+    if code is HeadlineCode.INFEASIBLE:
+        limit = _printed_limit(case) if choice.binding == "input_limit" else ""
+        return f"Infeasible: {_BINDING[choice.binding or 'pool']}{limit}."
+    if code is HeadlineCode.KEEP:
+        risk = "" if answer.status is Status.OK else f" At risk: {_risk(case, choice)}."
+        pool_words = f"its pool of {tokens:,.0f} tokens holds the {needed:,} needed"
+        return f"Keep what runs ({answer.command_line}): {pool_words}.{risk}"
+    what = f"{listed(answer.flags, case.engine)}: about {tokens:,.0f} tokens of pool for the {needed:,} needed"
+    if code is HeadlineCode.AT_RISK:
+        return f"At risk: {what}; {_risk(case, choice)}."
+    again = "Restart" if case.anchor is not None else "Start"
+    return f"{again} with {what}."
+
+
+def _risk(case: Case, choice: Choice) -> str:
+    """Return in a clause what makes an answer at risk."""
+    if choice.unserved is not None:
+        return f"a prompt of {choice.unserved.prompt_tokens:,} tokens was not served at flags no heavier"
+    if choice.survives is None:
+        return "nothing tells how much memory stays free"
+    if choice.holds < case.question.confidence:
+        return f"probability {stated(choice.holds)} that the pool holds it"
+    if choice.survives < case.question.confidence:
+        return f"probability {stated(choice.survives)} that a prompt of {case.question.target_tokens:,} tokens fits"
+    return "what is known of it is of another version or no longer sure"
+
+
+def verify_first(case: Case, seconds: float | None) -> str:
+    """Return the sentence that puts a verification of what runs before a restart."""
+    lasting = f" (about {seconds:.0f} s)" if seconds else ""
+    target = case.question.target_tokens
+    return f"Verify what runs first: its pool holds the target; send a prompt of {target:,} tokens{lasting}."
+
+
+def look_first(fraction: float | None) -> str:
+    """Return the sentence that comes before any advice when the newest start contradicts the others."""
+    at = "" if fraction is None else f" at {fraction:g}"
+    return f"The newest start{at} contradicts the others, which agree: see what else holds the GPU."
