@@ -68,7 +68,8 @@ class GivenNeed:
 class GivenModel:
     """A deployment: N = base (f - zero) / c, E = free_at_zero - base f, and what its starts measured.
 
-    Fewer running requests free 0.03 GiB each; an 8-bit KV cache halves the bytes of a token.
+    Fewer running requests free 0.03 GiB each; an 8-bit KV cache halves the bytes of a token. Where the need grows with
+    the prompt it does so in proportion, from ``need_grows_from`` tokens on.
     """
 
     model: Model
@@ -84,6 +85,9 @@ class GivenModel:
     free_sd: float = 0.3
     need_gib: float = 1.2
     need_sd: float = 0.3
+    need_grows_from: int | None = None
+    table_gib_per_token: float = 0.0
+    graph_gib: float = 0.0
     page_tokens: int = 1
     context_tokens: int | None = None
     weights_are_stated: bool = True
@@ -132,7 +136,7 @@ class GivenModel:
         names = NAMES[self.engine.name]
         cost = self.bytes_per_token(flags).median
         tokens = np.maximum(self.base * (fractions - self.zero) * GIB / cost, -1e9)
-        sd = float(self.pool_noise * np.abs(tokens).mean() + 0.5)
+        sd = self.pool_noise * 0.15 * self.base * GIB / cost + 0.5
         line = Normal(tokens, sd)
         cap = positive(flags, names.pool_cap)
         fixed = positive(flags, names.blocks_flag)
@@ -145,7 +149,13 @@ class GivenModel:
         free = None
         if self.free_at_zero is not None:
             requests = positive(flags, names.requests) or 0
-            shift = sum(gib for key, gib in self.extra.items() if flags.get(key) is not None)
+            context = positive(flags, names.context) or self.context_tokens or 0
+            graphs = self.graph_gib * (positive(flags, names.graph_batch) or 512) / 512
+            shift = (
+                graphs
+                + self.table_gib_per_token * context
+                + sum(gib for key, gib in self.extra.items() if flags.get(key) is not None)
+            )
             free = Normal(self.free_at_zero - self.base * fractions - 0.03 * requests - shift, self.free_sd)
         known = self.is_known
         return Predicted(
@@ -167,6 +177,8 @@ class GivenModel:
         ]
         if taken:
             return GivenNeed(max(taken), 0.05, is_measured=True)
+        if self.need_grows_from is not None:
+            return GivenNeed(self.need_gib * max(1.0, prompt_tokens / self.need_grows_from), self.need_sd)
         chunk = positive(flags, NAMES[self.engine.name].chunk) or 8192
         return GivenNeed(self.need_gib * chunk / 8192, self.need_sd)
 

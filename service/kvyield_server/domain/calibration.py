@@ -8,12 +8,17 @@ from dataclasses import dataclass, field
 from statistics import mean
 from types import MappingProxyType
 
-from kvyield_server.domain.answers import Advice, Estimate, Question
-from kvyield_server.domain.facts.observation import EngineName, Observation, Outcome
-from kvyield_server.domain.legacy.demand import pool_needed
-from kvyield_server.domain.legacy.parallel import parallel_layout
+import numpy as np
+
+from kvyield_server.domain.advice.question import pool_needed, ranks_of
+from kvyield_server.domain.answers import Advice, AdvicePrediction, Estimate, Question
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Flags, Observation, Outcome
+from kvyield_server.domain.model.interface import Spread, YieldModel
 
 LEVELS = (0.5, 0.8, 0.9, 0.95)
+PROBABILITIES = (0.025, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.975)
+"""The quantiles kept with each recommendation: the ends of the intervals of every level, and the median."""
+Quantiles = Mapping[str, tuple[tuple[float, float], ...]]
 _NORMAL_QUANTILES: Mapping[float, float] = MappingProxyType(
     {0.5: 0.6744897501960817, 0.8: 1.2815515655446004, 0.9: 1.6448536269514722, 0.95: 1.959963984540054}
 )
@@ -89,6 +94,31 @@ class CalibrationReport:
     by_engine_and_basis: Mapping[tuple[str, str], Calibration] = field(default_factory=dict)
 
 
+def quantiles(model: YieldModel, flags: Flags) -> Quantiles:
+    """Return what these flags are predicted to give: by quantity, rows of (probability, value), ascending.
+
+    ``pool_tokens`` in whole pages, as engines report it, and ``free_at_ready_gib``. A quantity that nothing tells is
+    left out, and so is everything where the flags have no fraction.
+    """
+    asked = {**model.flags, **flags}
+    fraction = asked.get(FRACTION_FLAG[model.engine.name])
+    if not isinstance(fraction, int | float):
+        return {}
+    predicted = model.at(asked, np.array([float(fraction)]))
+    page = max(1, model.page_tokens)
+    found: dict[str, tuple[tuple[float, float], ...]] = {}
+    if predicted.pool is not None:
+        rows = _rows(predicted.pool)
+        found["pool_tokens"] = tuple((share, float(max(0.0, tokens // page * page))) for share, tokens in rows)
+    if predicted.free is not None:
+        found["free_at_ready_gib"] = tuple((share, round(gib, 4)) for share, gib in _rows(predicted.free))
+    return found
+
+
+def _rows(spread: Spread) -> list[tuple[float, float]]:
+    return [(share, float(spread.quantile(share)[0])) for share in PROBABILITIES]
+
+
 def calibrate(settled: Iterable[Settled]) -> CalibrationReport:
     """Return coverage, hit rates and restarts of settled advice. Pools that were never measured count for neither."""
     items = sorted(settled, key=lambda item: (item.observation.observed_at, item.observation.id.int))
@@ -116,23 +146,20 @@ def pool_held(item: Settled) -> bool | None:
     start, pool_tokens = item.observation, item.observation.measurements.pool_tokens
     if pool_tokens is None:
         return False if start.outcome is Outcome.REFUSED else None
-    ranks = parallel_layout(start.flags, start.hardware.gpu_count).data
-    return pool_tokens >= pool_needed(EngineName(item.advice.engine), item.question, ranks, 1)
+    return pool_tokens >= pool_needed(EngineName(item.advice.engine), item.question, ranks_of(start.flags), 1)
 
 
 def _calibration(items: Sequence[Settled]) -> Calibration:
-    measured = [(item.advice.prediction, item.observation.measurements) for item in items if _followed(item)]
-    pools = [(p.pool_tokens, m.pool_tokens) for p, m in measured if p.pool_tokens and m.pool_tokens is not None]
+    followed = [(item.advice.prediction, item.observation.measurements) for item in items if _followed(item)]
+    pools = [(told, seen.pool_tokens) for told, seen in followed if seen.pool_tokens is not None]
     frees = [
-        (p.free_at_ready_gib, m.free_at_ready_gib)
-        for p, m in measured
-        if p.free_at_ready_gib and m.free_at_ready_gib is not None
+        (told, measured.free_at_ready_gib) for told, measured in followed if measured.free_at_ready_gib is not None
     ]
     deaths = (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME)
     return Calibration(
         settled=len(items),
-        pool=tuple(_coverage(level, pools) for level in LEVELS),
-        free_at_ready=tuple(_coverage(level, frees) for level in LEVELS),
+        pool=tuple(_coverage(level, "pool_tokens", pools) for level in LEVELS),
+        free_at_ready=tuple(_coverage(level, "free_at_ready_gib", frees) for level in LEVELS),
         pool_hits=_deciles([item for item in items if _followed(item)]),
         restarts=_restarts(items),
         ran_out_of_memory=sum(item.observation.outcome in deaths for item in items),
@@ -145,19 +172,32 @@ def _followed(item: Settled) -> bool:
     return all(key not in flags or flags[key] == value for key, value in item.advice.flags.items())
 
 
-def _coverage(level: float, pairs: Sequence[tuple[Estimate, float]]) -> Coverage:
-    held = sum(_holds(estimate, level, value) for estimate, value in pairs)
-    return Coverage(level=level, held=held, settled=len(pairs))
+def _coverage(level: float, name: str, pairs: Sequence[tuple[AdvicePrediction, float]]) -> Coverage:
+    intervals = [(_interval(told, name, level), value) for told, value in pairs]
+    known = [(interval, value) for interval, value in intervals if interval is not None]
+    held = sum(_holds(interval, value) for interval, value in known)
+    return Coverage(level=level, held=held, settled=len(known))
 
 
-def _holds(estimate: Estimate, level: float, value: float) -> bool:
-    """Tell whether the interval of another level holds a value: each side of the stored one scaled as a normal's is."""
-    stored = _NORMAL_QUANTILES.get(round(estimate.level, 4), _NORMAL_QUANTILES[0.9])
-    stretch = _NORMAL_QUANTILES[level] / stored
-    low = estimate.median - stretch * (estimate.median - estimate.low)
-    high = estimate.median + stretch * (estimate.high - estimate.median)
+def _holds(interval: tuple[float, float], value: float) -> bool:
     slack = 1e-9 * max(1.0, abs(value))
-    return low - slack <= value <= high + slack
+    return interval[0] - slack <= value <= interval[1] + slack
+
+
+def _interval(told: AdvicePrediction, name: str, level: float) -> tuple[float, float] | None:
+    """Return the central interval of a level from the quantiles stored, None where nothing was predicted.
+
+    Advice stored before quantiles were: each side of its one interval is scaled as a normal's.
+    """
+    rows, tail = dict(told.quantiles.get(name, ())), round((1.0 - level) / 2.0, 4)
+    if tail in rows and round(1.0 - tail, 4) in rows:
+        return rows[tail], rows[round(1.0 - tail, 4)]
+    estimate: Estimate | None = getattr(told, name)
+    if estimate is None:
+        return None
+    stretch = _NORMAL_QUANTILES[level] / _NORMAL_QUANTILES.get(round(estimate.level, 4), _NORMAL_QUANTILES[0.9])
+    low = estimate.median - stretch * (estimate.median - estimate.low)
+    return low, estimate.median + stretch * (estimate.high - estimate.median)
 
 
 def _deciles(items: Sequence[Settled]) -> tuple[Decile, ...]:

@@ -41,7 +41,8 @@ class Option:
 
     ``holds`` is P(pool >= needed), ``survives`` P(free - need >= 0) and ``starts`` P(free >= 0), both None where
     nothing tells free memory. ``is_allowed`` leaves out fractions that a death rules out. ``limit`` is the longest
-    prompt that the engine takes under these flags, where it printed one that no fraction changes. ``measured`` is what
+    prompt that the engine takes, where it printed one below the target; one that grows with the pool is in
+    ``needed_tokens`` too. ``measured`` is what
     live starts at the fraction with index ``measured_at`` measured; ``is_proven`` says that such a prompt passed there.
     """
 
@@ -56,6 +57,7 @@ class Option:
     is_allowed: Mask
     death: Observation | None
     limit: int | None = None
+    limit_grows: bool = False
     measured: Measured | None = None
     measured_at: int | None = None
     is_proven: bool = False
@@ -193,7 +195,7 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
     is_measured_alone = fractions.size == 1 and at_runs[1] is not None and at_runs[1].pool_tokens is not None
     if predicted.pool is None and not is_measured_alone:
         return None
-    needed, limit = _needed(case, flags)
+    needed, limit, limit_grows = _needed(case, flags)
     need = (
         question.prompt_need_gib if question.prompt_need_gib is not None else model.need(flags, question.target_tokens)
     )
@@ -225,6 +227,7 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
         is_allowed=~barred,
         death=death,
         limit=limit,
+        limit_grows=limit_grows,
         measured=measured,
         measured_at=measured_at,
         is_proven=is_proven,
@@ -245,8 +248,8 @@ def _survival(case: Case, flags: Flags, fractions: Floats, need: Need | float, h
     return survives
 
 
-def _needed(case: Case, flags: Flags) -> tuple[int, int | None]:
-    """Return the pool tokens needed of one rank, and an input limit that no fraction changes."""
+def _needed(case: Case, flags: Flags) -> tuple[int, int | None, bool]:
+    """Return the pool tokens needed of one rank, an input limit below the target, and whether the pool moves it."""
     page, question = max(1, case.model.page_tokens), case.question
     needed = pool_needed(case.engine, question, ranks_of(flags), page)
     held = positive(case.held, case.names.context)
@@ -256,20 +259,20 @@ def _needed(case: Case, flags: Flags) -> tuple[int, int | None]:
         limit = input_limit(start)
         if limit is not None and start.came_up:
             return _limited(case, start, flags, needed, limit)
-    return needed, None
+    return needed, None, False
 
 
-def _limited(case: Case, start: Observation, flags: Flags, needed: int, limit: int) -> tuple[int, int | None]:
+def _limited(case: Case, start: Observation, flags: Flags, needed: int, limit: int) -> tuple[int, int | None, bool]:
     """Apply a printed input limit: one that is a share of the pool grows with it, another is of that start's flags."""
     target, pool = case.question.target_tokens, start.measurements.pool_tokens
     if target <= limit:
-        return needed, None
+        return needed, None, False
     follows = {start.measurements.swa_pool_tokens, pool, start.measurements.fitted_max_model_len}
     if pool is not None and any(size is not None and 0 <= size - limit <= 64 for size in follows):
-        return max(needed, ceil(target / limit * pool)), None
-    name = case.names.context
-    is_same = flags.get(name) == start.flags.get(name)
-    return needed, limit if is_same else None
+        return max(needed, ceil(target / limit * pool)), limit, True
+    now, then = context_of(case, flags), context_of(case, start.flags)
+    is_raised = now is not None and then is not None and now > then
+    return needed, None if is_raised else limit, False
 
 
 def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, Measured | None, bool]:
@@ -307,7 +310,8 @@ def choose(option: Option) -> Choice:
         return _choice(option, index, is_met=True, window=window)
     able = option.is_allowed if option.starts is None else option.is_allowed & (option.starts >= 0.5)
     index = _least_bad(option, able, sure)
-    return _choice(option, index, binding=refused or _binding(option, able, index))
+    binding = refused or _binding(option, able, index)
+    return _choice(option, index, binding="input_limit" if binding and option.limit_grows else binding)
 
 
 def _choice(
@@ -342,7 +346,7 @@ def _refused(option: Option) -> str | None:
     held = positive(case.held, case.names.context)
     if held is not None and held < context_needed(case.engine, case.question):
         return "context_length"
-    return "input_limit" if option.limit is not None else None
+    return "input_limit" if option.limit is not None and not option.limit_grows else None
 
 
 def _preferred(option: Option, found: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
@@ -445,7 +449,7 @@ def resized(case: Case, flags: dict[str, Scalar]) -> dict[str, Scalar]:
     fraction = anchor_fraction(case) if held_fraction(case) is None else held_fraction(case)
     at = np.array([fraction])
     for name in _pool_flags(case, flags):
-        predicted, (needed, _) = case.model.at(flags, at), _needed(case, flags)
+        predicted, (needed, *_) = case.model.at(flags, at), _needed(case, flags)
         if predicted.pool is None or float(predicted.pool.above(float(needed))[0]) >= case.question.confidence:
             continue
         flags = {**flags, name: _larger(case, flags, name, predicted, needed)}
