@@ -9,6 +9,7 @@ import pytest
 from domain.advice_fits import SGLANG_FLAGS, codes, fraction, plain, worked
 from domain.given_model import with_starts
 from domain.straight_line import DOG, kimi_flags, start
+from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import HeadlineCode, Prefer, Question, Status
 from kvyield_server.domain.facts.observation import (
     Engine,
@@ -19,7 +20,6 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.advice.recommend import recommend
 
 
 def test_ok_has_a_window_and_takes_the_end_that_is_preferred() -> None:

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from domain.advice_fits import PLAIN, SGLANG_FLAGS, VLLM_FLAGS, codes, fraction, plain, worked
+from domain.advice_fits import SGLANG_FLAGS, VLLM_FLAGS, codes, fraction, plain, worked
 from domain.given_model import with_starts
+from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Prefer, Question, Status
 from kvyield_server.domain.facts.observation import (
     EngineName,
-    Scalar,
 )
-from kvyield_server.domain.advice.recommend import recommend
 
 
 def test_reply_and_concurrent_requests_need_their_tokens_too() -> None:
