@@ -49,3 +49,8 @@ class EngineSpec:
     reserves_peak: bool = False
     key_fields: Fields = field(default_factory=dict)
     state_fields: Fields = field(default_factory=dict)
+
+    @property
+    def caps(self) -> tuple[str, ...]:
+        """Every name of the flag that caps the pool in tokens."""
+        return (*((self.pool_cap,) if self.pool_cap else ()), *self.other_caps)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import ceil, hypot
 
 from kvyield_server.domain.facts.layout import ParallelLayout, parallel_layout
-from kvyield_server.domain.facts.model_config import ModelShape, flat_facts, keeps_states, read_shape
+from kvyield_server.domain.facts.model_config import ModelShape, flat_facts, keeps_8bit_kv, keeps_states, read_shape
 from kvyield_server.domain.facts.observation import Engine, EngineName, Facts, Flags, Model
 from kvyield_server.domain.facts.scalars import any_named, as_count, as_number, as_word, first_given, is_on
 from kvyield_server.domain.facts.versions import Version, parse_version
@@ -54,8 +54,7 @@ def kv_element_bytes(flags: Flags, facts: Facts) -> float:
         return QUANT_POLICY_BYTES.get(policy, 2.0)
     word = as_word(flags.get("kv_cache_dtype")) or "auto"
     if word == "auto":
-        algorithm = as_word(first_given(facts, "kv_cache_quant_algo", "kv_cache_scheme_type"))
-        word = "fp8" if algorithm is not None and "fp8" in algorithm else "auto"
+        word = "fp8" if keeps_8bit_kv(facts) else "auto"
     if "fp4" in word:
         return 0.5 + 1 / 16
     if "fp8" in word or "int8" in word or word in ("8", "float8"):

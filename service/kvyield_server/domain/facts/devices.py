@@ -116,7 +116,7 @@ def usable_memory(hardware: Hardware) -> MemoryFigure | None:
     device = find_device(hardware.gpu)
     stated = stated_memory(hardware)
     if device is None:
-        return None if stated is None else MemoryFigure(stated * 0.9975, 0.004)
+        return None if stated is None else _stated_alone(stated)
     if stated is None:
         return MemoryFigure(device.usable_gib, TABLE_SD)
     for figure in (device.usable_gib, device.reported_gib):
@@ -125,6 +125,13 @@ def usable_memory(hardware: Hardware) -> MemoryFigure | None:
     if abs(stated - device.reported_gib) <= 0.1 * device.reported_gib:
         return MemoryFigure(device.usable_gib, TABLE_SD)
     return MemoryFigure(stated * 0.9975, TABLE_SD)
+
+
+def _stated_alone(stated: float) -> MemoryFigure:
+    """Return what is seen of an unknown GPU: a whole number is what it is sold as, 93 to 100.5 % of which is there."""
+    if stated == round(stated):
+        return MemoryFigure(stated * 0.9675, 0.02)
+    return MemoryFigure(stated * 0.9975, 0.004)
 
 
 def free_before_load(hardware: Hardware, *, is_spread: bool) -> MemoryFigure | None:

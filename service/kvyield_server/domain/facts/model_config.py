@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvyield_server.domain.facts.observation import Facts, Model
 from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, first_given, is_on
 
+QUANTISATION_CONFIGS = ("quantization_config", "compression_config", "hf_quant_config", "quantization")
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
 STATEFUL_NAMES = ("deepseek-v4", "deepseek_v4", "deepseekv4")
 RECURRENT_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "gdn", "kda"})
@@ -146,3 +147,26 @@ def stated_weight_bytes(facts: Facts) -> float | None:
     """Return the checkpoint's size in bytes where the facts state it (as a safetensors index does)."""
     value = as_number(first_given(facts, "checkpoint_bytes", "total_size", "weight_bytes"))
     return value if value is not None and value > 0 else None
+
+
+def quantisation_configs(config: Facts) -> Iterator[Mapping[str, object]]:
+    """Yield the places where real configs keep their quantisation, one level of nesting included."""
+    for name in QUANTISATION_CONFIGS:
+        found = config.get(name)
+        if isinstance(found, Mapping):
+            yield found
+            inner = found.get("quantization")
+            if isinstance(inner, Mapping):
+                yield inner
+
+
+def keeps_8bit_kv(facts: Facts) -> bool:
+    """Tell whether the checkpoint says that its KV cache is 8-bit, which engines take over under ``auto``."""
+    config = flat_facts(facts)
+    for stated in (config, *quantisation_configs(config)):
+        word = as_word(first_given(stated, "kv_cache_quant_algo", "kv_cache_scheme_type")) or ""
+        scheme = stated.get("kv_cache_scheme")
+        bits = as_number(scheme.get("num_bits")) if isinstance(scheme, Mapping) else None
+        if "fp8" in word or bits == 8.0:
+            return True
+    return False

@@ -2,53 +2,145 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
 from kvyield_server.domain.facts.layout import parallel_layout
-from kvyield_server.domain.facts.model_config import flat_facts, read_shape, stated_weight_bytes
+from kvyield_server.domain.facts.model_config import flat_facts, quantisation_configs, read_shape, stated_weight_bytes
 from kvyield_server.domain.facts.observation import Facts, Flags, Model
-from kvyield_server.domain.facts.scalars import as_count, as_word, first_given, is_on
+from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, first_given, is_on
 
 GIB = float(2**30)
 LARGEST_BYTES_PER_GPU = 1e14
+STATED_SD, COUNTED_SD = 0.05, 0.06
+ASSUMED_BYTES, ASSUMED_SD = 1.25, 0.36
+"""Where nothing states the bytes of a weight: 4-bit (0.53) to 16-bit (2.0) within the 90 % interval."""
 _QUANTISED_BYTES = {
     "fp8": 1.0,
     "w8a8": 1.0,
     "int8": 1.0,
     "nvfp4": 0.5625,
-    "fp4": 0.5625,
     "mxfp4": 0.5313,
+    "fp4": 0.5625,
     "awq": 0.55,
     "gptq": 0.55,
     "int4": 0.55,
     "w4a16": 0.55,
 }
+_DTYPE_BYTES = {"bfloat16": 2.0, "float16": 2.0, "half": 2.0, "bf16": 2.0, "fp16": 2.0, "float32": 4.0}
+_SCALE_BITS = 16.0
 
 
-def weights_gib_per_gpu(model: Model, flags: Flags, gpu_count: int) -> float | None:
-    """Return GiB of weights on one GPU, split evenly over tensor and pipeline parallel ranks; None when unknown.
+@dataclass(frozen=True, slots=True)
+class WeightsFigure:
+    """GiB of weights on one GPU with a relative standard deviation; ``is_stated`` is false where bytes are assumed."""
+
+    gib: float
+    relative_sd: float
+    is_stated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterCounts:
+    """Weights of a decoder by what quantisation treats alike."""
+
+    embeddings: float
+    attention: float
+    dense: float
+    shared: float
+    experts: float
+
+    @property
+    def total(self) -> float:
+        return self.embeddings + self.attention + self.dense + self.shared + self.experts
+
+
+def weights_of_gpu(model: Model, flags: Flags, gpu_count: int) -> WeightsFigure | None:
+    """Return the weights on one GPU, split evenly over tensor and pipeline parallel ranks; None when unknown.
 
     The checkpoint's stated size is used as it is. Else parameters are counted from the config, for dense and
     mixture-of-experts decoders, and multiplied by the bytes of one weight. More than any GPU could hold is unknown.
     """
     layout = parallel_layout(flags, gpu_count)
-    stated = stated_weight_bytes(model.facts)
+    stated, doubt, is_stated = stated_weight_bytes(model.facts), STATED_SD, True
     if stated is None:
-        count = parameter_count(model.facts)
-        if count is None:
+        counts = parameter_counts(model.facts)
+        if counts is None:
             return None
-        stated = count * weight_bytes(model, flags)
+        found = _quantised(model, flags, counts)
+        is_stated = found is not None
+        stated = found if found is not None else counts.total * ASSUMED_BYTES
+        doubt = COUNTED_SD if is_stated else ASSUMED_SD
     per_gpu = stated / (layout.tensor * layout.pipeline)
-    return per_gpu / GIB if 1.0 <= per_gpu <= LARGEST_BYTES_PER_GPU else None
+    return WeightsFigure(per_gpu / GIB, doubt, is_stated) if 1.0 <= per_gpu <= LARGEST_BYTES_PER_GPU else None
 
 
-def weight_bytes(model: Model, flags: Flags) -> float:
-    """Return bytes of one weight: by the quantisation that flags, facts or the model's name tell, else 2."""
-    told = first_given(flags, "quantization") or first_given(model.facts, "quant_method", "quantization")
+def weights_gib_per_gpu(model: Model, flags: Flags, gpu_count: int) -> float | None:
+    """Return the median of ``weights_of_gpu``, GiB."""
+    found = weights_of_gpu(model, flags, gpu_count)
+    return None if found is None else found.gib
+
+
+def _quantised(model: Model, flags: Flags, counts: ParameterCounts) -> float | None:
+    """Return the checkpoint's bytes by the quantisation that flags, config or the model's name tell; None unknown."""
+    config = flat_facts(model.facts)
+    for stated in quantisation_configs(config):
+        per_weight = _stated_bytes(stated)
+        if per_weight is not None:
+            return _mixed(counts, per_weight, stated)
+    told = first_given(flags, "quantization") or first_given(config, "quant_method", "quantization")
     words = f"{as_word(told) or ''} {model.name.lower()}"
-    return next((size for word, size in _QUANTISED_BYTES.items() if word in words), 2.0)
+    named = next((size for word, size in _QUANTISED_BYTES.items() if word in words), None)
+    if named is not None:
+        return counts.total * named
+    dtype = as_word(first_given(config, "torch_dtype", "dtype")) or as_word(flags.get("dtype")) or ""
+    size = _DTYPE_BYTES.get(dtype.removeprefix("torch."))
+    return None if size is None else counts.total * size
+
+
+def _stated_bytes(stated: Mapping[str, object]) -> float | None:
+    """Return the bytes of a quantised weight, scales included."""
+    groups = stated.get("config_groups")
+    for group in groups.values() if isinstance(groups, Mapping) else ():
+        weights = group.get("weights") if isinstance(group, Mapping) else None
+        bits = as_number(weights.get("num_bits")) if isinstance(weights, Mapping) else None
+        if bits is not None and isinstance(weights, Mapping) and 1.0 <= bits <= 32.0:
+            size = as_count(weights.get("group_size"))
+            return (bits + (_SCALE_BITS / size if size else 0.0)) / 8.0
+    bits = as_number(first_given(stated, "bits", "w_bit", "weight_bits", "num_bits"))
+    if bits is not None and 1.0 <= bits <= 32.0:
+        size = as_count(first_given(stated, "group_size", "q_group_size"))
+        return (bits + (_SCALE_BITS / size if size else 0.0)) / 8.0
+    if is_on(stated.get("load_in_4bit")):
+        return 0.55
+    words = " ".join(as_word(stated.get(name)) or "" for name in ("quant_method", "quant_algo", "format", "fmt"))
+    return next((size for word, size in _QUANTISED_BYTES.items() if word in words), None)
+
+
+def _mixed(counts: ParameterCounts, per_weight: float, stated: Mapping[str, object]) -> float:
+    """Return bytes where parts that the config leaves out of quantisation, and embeddings, stay 16-bit."""
+    left_out = " ".join(
+        str(stated.get(name) or "")
+        for name in ("ignore", "ignored_layers", "modules_to_not_convert", "exclude_modules")
+    ).lower()
+    parts = (
+        (counts.embeddings, True),
+        (counts.attention, "attn" in left_out or "attention" in left_out),
+        (counts.dense, "mlp" in left_out),
+        (counts.shared, "shared" in left_out),
+        (counts.experts, False),
+    )
+    return sum(count * (2.0 if is_wide else per_weight) for count, is_wide in parts)
 
 
 def parameter_count(facts: Facts) -> float | None:
     """Return the number of weights of a decoder, embeddings included, or None when the config lacks sizes."""
+    counts = parameter_counts(facts)
+    return None if counts is None else counts.total
+
+
+def parameter_counts(facts: Facts) -> ParameterCounts | None:
+    """Return the weights of a decoder by part, or None when the config lacks sizes."""
     config = flat_facts(facts)
     shape = read_shape(config)
     vocabulary = as_count(config.get("vocab_size"))
@@ -58,7 +150,7 @@ def parameter_count(facts: Facts) -> float | None:
     if attention is None or mlp is None:
         return None
     copies = 1 if is_on(config.get("tie_word_embeddings")) else 2
-    return copies * vocabulary * shape.hidden_size + shape.layers * attention + mlp
+    return ParameterCounts(copies * vocabulary * shape.hidden_size, shape.layers * attention, *mlp)
 
 
 def _attention_weights(config: Facts) -> float | None:
@@ -78,19 +170,19 @@ def _attention_weights(config: Facts) -> float | None:
     return float(query + latent + heads * value * hidden)
 
 
-def _mlp_weights(config: Facts, layers: int) -> float | None:
-    """Return the weights of all feed-forward layers; experts from the first layer that has them."""
+def _mlp_weights(config: Facts, layers: int) -> tuple[float, float, float] | None:
+    """Return the weights of all dense feed-forward layers, shared experts and experts."""
     hidden = as_count(config.get("hidden_size"))
     inner = as_count(config.get("intermediate_size"))
     experts = as_count(first_given(config, "n_routed_experts", "num_experts", "num_local_experts"))
     if hidden is None:
         return None
     if experts is None:
-        return None if inner is None else 3.0 * hidden * inner * layers
+        return None if inner is None else (3.0 * hidden * inner * layers, 0.0, 0.0)
     width = as_count(config.get("moe_intermediate_size")) or inner
     if width is None:
         return None
     dense_layers = min(layers, as_count(config.get("first_k_dense_replace")) or 0)
     shared = as_count(config.get("n_shared_experts")) or 0
-    sparse = 3.0 * hidden * width * (experts + shared) * (layers - dense_layers)
-    return sparse + 3.0 * hidden * (inner or width) * dense_layers
+    each = 3.0 * hidden * width * (layers - dense_layers)
+    return 3.0 * hidden * (inner or width) * dense_layers, each * shared, each * experts

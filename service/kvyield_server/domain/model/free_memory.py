@@ -1,0 +1,445 @@
+"""Free memory at ready: the other line of the yield model, linear in columns that share m and K with the pool's.
+
+What the pool does not take of the base m stays free, less what the engine takes beside the pool:
+
+    E(f) = m (1 - f) + (K - taken) + s taken - X - table - graphs . g + d G        GiB
+
+K is the pool's budget and ``taken`` what a cap or a fixed pool leaves of it; s is the share of a pool that is budgeted
+and not allocated (a draft billed in layers of its target); X is all that is fixed; the table of requests is arithmetic;
+d tells whether SGLang left out its prefill graphs, which take G. Unknown are (X, s, error of m, g, G): a normal prior,
+points of free memory, and bounds (a start that came up had some left, one that died starting had none), each of which
+may mean something else. The scatter of equal starts runs over fixed scales, weighted by evidence, as for the pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import erfc, inf, sqrt
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import ndtr
+
+from kvyield_server.domain.engines.fraction_share import is_sized_after_capture
+from kvyield_server.domain.engines.registry import NAMES, positive
+from kvyield_server.domain.engines.sglang import (
+    FEWEST_REQUESTS,
+    PREFILL_GRAPH_FREE_GIB,
+    SPECULATIVE_REQUESTS,
+    attention_ranks,
+    default_requests,
+    request_table_gib,
+)
+from kvyield_server.domain.engines.token_cost import speculation
+from kvyield_server.domain.facts.devices import has_unified_memory
+from kvyield_server.domain.facts.model_config import read_shape
+from kvyield_server.domain.facts.observation import (
+    NO_MEMORY_FLAGS,
+    EngineName,
+    Flags,
+    Observation,
+    Outcome,
+    Scalar,
+)
+from kvyield_server.domain.facts.scalars import as_number, is_on
+from kvyield_server.domain.facts.versions import parse_version
+from kvyield_server.domain.model.evidence import fraction_of, held_by_others, is_death
+from kvyield_server.domain.model.line import Normal, truncation
+from kvyield_server.domain.model.mixture import Floats, Mixture
+from kvyield_server.domain.model.pool import REBASE_GIB, PoolAt, PoolLine
+
+NOISE_GIB, NOISE_WEIGHT = (0.03, 0.08, 0.14, 0.3, 0.8, 2.5), (0.12, 0.25, 0.28, 0.2, 0.1, 0.05)
+UNIFIED_NOISE, UNIFIED_WEIGHT = (0.005, 0.01, 0.02, 0.04, 0.1), (0.1, 0.25, 0.35, 0.2, 0.1)
+FIXED = Normal(1.35, 2.0)
+GRAPHS = Normal(1.15, 0.6)
+REQUEST = Normal(0.004, 0.006)
+DRAFT_REQUEST = Normal(0.03, 0.03)
+OTHER_REQUEST = Normal(0.0006, 0.001)
+PREFILL_GRAPHS = Normal(1.3, 0.12)
+"""What SGLang's prefill graphs take, GiB: 1.24 to 1.44 over the starts in the recorded trial."""
+ALL_GRAPHS_GIB = 1.8
+STEP_DOUBT_GIB = 0.2
+UNSEEN_CHANGE_GIB, MILD_CHANGE_GIB = 0.4, 0.05
+SAMPLED_SD_GIB = 0.1
+"""Free memory read from the GPU before a prompt, not by the engine at ready."""
+LARGEST_GIB = 1e5
+COLUMNS = 6
+LEAST_POINTS, FAR = 4, 6.0
+_ROOT_TWO = sqrt(2.0)
+PREFILL_VERSION = (0, 5, 16, 0)
+
+
+class Reading(NamedTuple):
+    """What one start says of free memory: GiB, what kind of statement, further doubt, GiB that others held."""
+
+    fraction: float
+    gib: float
+    kind: str
+    sd: float
+    lent: float
+    dropped: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreePosterior:
+    """Weighted normals over the coefficients, one per noise scale."""
+
+    weight: Floats
+    mean: Floats
+    covariance: Floats
+    noise: Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreeMemory:
+    """Free memory at ready as a function of the flags, for one deployment.
+
+    ``reference`` are the flags that columns are differences from, so that a flag which never varies adds no doubt.
+    ``graph_gib`` is what all graphs take where prefill graphs are among them.
+    """
+
+    line: PoolLine
+    reference: Flags
+    context_tokens: int | None
+    posterior: FreePosterior | None
+    graph_gib: float = ALL_GRAPHS_GIB
+    is_other_version: bool = False
+
+    @property
+    def engine(self) -> EngineName:
+        return self.line.setting.engine.name
+
+    def at(self, flags: Flags, fractions: Floats, pool: PoolAt) -> Mixture | None:
+        """Return GiB free on the fullest GPU at ready, at each fraction; None where nothing tells the GPU's memory."""
+        if self.posterior is None:
+            return None
+        captured = self._mixture(flags, fractions, pool, dropped=0.0)
+        if not self.may_drop_graphs(flags):
+            return captured
+        share = self.dropped_share(captured)
+        if share is None:
+            return captured
+        without = self._mixture(flags, fractions, pool, dropped=1.0)
+        return Mixture(
+            mean=np.concatenate((captured.mean, without.mean)),
+            sd=np.concatenate((captured.sd, without.sd)),
+            weight=np.concatenate((captured.weight * (1.0 - share), without.weight * share)),
+        )
+
+    def dropped_share(self, captured: Mixture) -> Floats | None:
+        """Return how likely SGLang leaves out its prefill graphs at each fraction; None where it never does."""
+        after_pool = captured.moments()[0] + self.graph_gib
+        share: Floats = ndtr((PREFILL_GRAPH_FREE_GIB - after_pool) / STEP_DOUBT_GIB)
+        return share if bool((share > 1e-4).any()) else None
+
+    def drops_graphs(self, flags: Flags, fractions: Floats, pool: PoolAt) -> Floats | None:
+        """Return how likely prefill graphs are left out at each fraction; None where they never are."""
+        if self.posterior is None or not self.may_drop_graphs(flags):
+            return None
+        return self.dropped_share(self._mixture(flags, fractions, pool, dropped=0.0))
+
+    def may_drop_graphs(self, flags: Flags) -> bool:
+        """Tell whether SGLang of this version captures prefill graphs where there is room for them."""
+        if self.engine is not EngineName.SGLANG or is_on(flags.get("disable_cuda_graph")):
+            return False
+        named = flags.get("disable_prefill_cuda_graph")
+        if named is not None:
+            return not is_on(named)
+        version = parse_version(self.line.setting.engine.version)
+        return version is not None and version >= PREFILL_VERSION
+
+    def _mixture(self, flags: Flags, fractions: Floats, pool: PoolAt, *, dropped: float) -> Mixture:
+        assert self.posterior is not None
+        p = self.posterior
+        rows, known = self.rows(flags, fractions, pool, dropped=np.full(fractions.size, dropped))
+        mean = p.mean @ rows.T + known
+        variance = np.einsum("np,kpq,nq->kn", rows, p.covariance, rows)
+        unseen = _unseen_variance(self.engine, flags, self.reference)
+        unseen += UNSEEN_CHANGE_GIB**2 if self.is_other_version else 0.0
+        sd = np.sqrt(np.maximum(variance + unseen, 0.0) + (p.noise**2)[:, None])
+        return Mixture(mean=mean, sd=sd, weight=np.broadcast_to(p.weight[:, None], mean.shape))
+
+    def rows(
+        self, flags: Flags, fractions: Floats, pool: PoolAt, *, dropped: Floats, lent: Floats | float = 0.0
+    ) -> tuple[Floats, Floats]:
+        """Return what the coefficients are multiplied with, and the part that is arithmetic, at each fraction.
+
+        ``lent`` is what a neighbour held of the base.
+        """
+        base = self.line.base
+        assert base is not None
+        x = fractions * self.line.share(flags)
+        left = 1.0 - x
+        there, here = self._graphs(self.reference), self._graphs(flags)
+        taken = np.maximum(pool.taken_gib, 0.0)
+        spare = np.maximum(pool.budget_gib, 0.0) - taken
+        if pool.flag is None:
+            spare = np.zeros_like(taken)
+        known = (base.mean - lent) * left + spare - self._table(flags, pool)
+        if self.engine is EngineName.VLLM:
+            known = base.mean * left + spare - lent
+        ones = np.ones_like(fractions)
+        graphs = (ones * (there[0] - here[0]), ones * (there[1] - here[1]))
+        return np.column_stack((ones, taken, left, *graphs, dropped)), known
+
+    def _table(self, flags: Flags, pool: PoolAt) -> Floats | float:
+        """Return the GiB of SGLang's request table at each fraction; zero where its context is unknown."""
+        names = NAMES[self.engine]
+        context = positive(flags, names.context) or self.context_tokens
+        if self.engine is not EngineName.SGLANG or context is None:
+            return 0.0
+        requests = positive(flags, names.requests) or (SPECULATIVE_REQUESTS if speculation(flags) else None)
+        ranks = attention_ranks(flags)
+        if requests is not None:
+            return request_table_gib(np.array([float(requests)]), context, ranks)
+        if pool.pool is None:
+            return request_table_gib(np.array([float(FEWEST_REQUESTS)]), context, ranks)
+        tokens = np.minimum(pool.pool.moments()[0], pool.pool.ceiling)
+        return request_table_gib(default_requests(np.maximum(tokens, 0.0), context), context, ranks)
+
+    def _graphs(self, flags: Flags) -> tuple[float, float]:
+        """Return whether graphs are captured, and up to which number of requests."""
+        names = NAMES[self.engine]
+        on = 0.0 if is_on(flags.get(names.graphs_off or "")) else 1.0
+        tensor = positive(flags, names.tensor_parallel) or 1
+        limit = positive(flags, names.graph_batch) or (512 if tensor >= 4 else 256)
+        requests = positive(flags, names.requests)
+        if requests is None:
+            requests = SPECULATIVE_REQUESTS if speculation(flags) else limit
+        if self.engine is EngineName.SGLANG:
+            return on, on * min(requests, limit)
+        return on, float(min(requests, 4096))
+
+
+def fit_free_memory(starts: Sequence[Observation], line: PoolLine) -> FreeMemory:
+    """Return the free-memory line that the starts support, given the pool's line. The newest start is the reference."""
+    newest = starts[-1] if starts else None
+    setting = line.setting
+    free = FreeMemory(
+        line=line,
+        reference=newest.flags if newest is not None else setting.flags,
+        context_tokens=read_shape(setting.model.facts).context_length,
+        posterior=None,
+        graph_gib=_all_graphs(starts),
+    )
+    base = line.base
+    if base is None:
+        return free
+    readings = list(_alike(free, starts))
+    return replace(free, posterior=_posterior(free, base, readings))
+
+
+def _all_graphs(starts: Sequence[Observation]) -> float:
+    logged = [gib for start in starts if (gib := as_number(start.measurements.graph_gib)) is not None and 0 < gib < 50]
+    return max((gib for gib in logged if gib >= 1.0), default=ALL_GRAPHS_GIB)
+
+
+def _alike(free: FreeMemory, starts: Sequence[Observation]) -> Sequence[tuple[Flags, list[Reading]]]:
+    """Return each set of flags, fraction apart, with the readings of the starts that had them."""
+    name, usual = NAMES[free.engine].fraction, _usual_free(starts)
+    found: dict[tuple[tuple[str, Scalar], ...], tuple[Flags, list[Reading]]] = {}
+    came_up: set[tuple[object, ...]] = set()
+    kept: list[tuple[Observation, tuple[tuple[str, Scalar], ...]]] = []
+    for start in starts:
+        key = tuple((flag, value) for flag, value in start.flags.items() if flag != name)
+        kept.append((start, key))
+        if start.came_up:
+            came_up.add((fraction_of(start), key))
+    for start, key in kept:
+        fraction = fraction_of(start)
+        if fraction is None:
+            continue
+        reading = _reading(free, start, fraction, usual, is_refuted=(fraction, key) in came_up)
+        if reading is not None:
+            found.setdefault(key, (start.flags, []))[1].append(reading)
+    return list(found.values())
+
+
+def _usual_free(starts: Sequence[Observation]) -> float | None:
+    """Return what was free before load at the newest start that logged it and had no neighbour."""
+    logged = [start for start in starts if start.measurements.free_before_load_gib is not None]
+    alone = [start for start in logged if not held_by_others(start)] or logged
+    return alone[-1].measurements.free_before_load_gib if alone else None
+
+
+def _reading(
+    free: FreeMemory, start: Observation, fraction: float, usual: float | None, *, is_refuted: bool
+) -> Reading | None:
+    """Return GiB free at ready as a point, an upper or a lower bound; None where a start says nothing."""
+    measured, own = start.measurements, as_number(start.measurements.free_before_load_gib)
+    lent = 0.0
+    if own is not None and usual is not None and REBASE_GIB < abs(usual - own) < LARGEST_GIB:
+        lent = usual - own
+    if start.outcome is Outcome.OOM_STARTUP:
+        counts = is_death(start) and not is_refuted and not held_by_others(start)
+        return Reading(fraction, 0.0, "upper", 0.0, lent, 0.0) if counts else None
+    if not start.came_up:
+        return None
+    ready, pool_end = _usable(measured.free_at_ready_gib), _usable(measured.free_at_pool_end_gib)
+    if ready is not None and ready != pool_end:
+        return Reading(fraction, ready, "point", 0.0, lent, _dropped(free, start, ready))
+    before = [_usable(check.free_before_gib) for check in start.verifications]
+    sampled = max((gib for gib in before if gib is not None), default=None)
+    if sampled is not None:
+        return Reading(fraction, sampled, "point", SAMPLED_SD_GIB, lent, _dropped(free, start, sampled))
+    if pool_end is not None:
+        return Reading(fraction, pool_end, "upper", 0.0, lent, 0.0)
+    return Reading(fraction, 0.0, "lower", 0.0, lent, 0.0)
+
+
+def _usable(gib: float | None) -> float | None:
+    return gib if gib is not None and abs(gib) < LARGEST_GIB else None
+
+
+def _dropped(free: FreeMemory, start: Observation, ready: float) -> float:
+    """Return 1 where prefill graphs were left out, told by what graphs took or by what was free before them."""
+    if not free.may_drop_graphs(start.flags):
+        return 0.0
+    took = as_number(start.measurements.graph_gib)
+    if took is None:
+        return 1.0 if ready + PREFILL_GRAPHS.mean < PREFILL_GRAPH_FREE_GIB - free.graph_gib else 0.0
+    is_short = took < free.graph_gib - 0.5 * PREFILL_GRAPHS.mean
+    return 1.0 if is_short or (took < 1.0 and ready + took < PREFILL_GRAPH_FREE_GIB) else 0.0
+
+
+def _posterior(free: FreeMemory, base: Normal, groups: Sequence[tuple[Flags, list[Reading]]]) -> FreePosterior:
+    mean, sd = _prior(free, base)
+    is_unified = has_unified_memory(free.line.setting.hardware)
+    noise = np.array(UNIFIED_NOISE) * base.mean if is_unified else np.array(NOISE_GIB)
+    weight = np.array(UNIFIED_WEIGHT if is_unified else NOISE_WEIGHT)
+    rows, values, extra, bounds = _stacked(free, groups)
+    posterior = _with_points(mean, sd, noise, weight, rows, values, extra)
+    for row, value, is_upper, trust in sorted(bounds, key=lambda bound: (bound[2], bound[1], tuple(bound[0]))):
+        sign = 1.0 if is_upper else -1.0
+        posterior = _bounded(posterior, sign * row, sign * value, trust)
+    return posterior
+
+
+def _prior(free: FreeMemory, base: Normal) -> tuple[Floats, Floats]:
+    """Return the prior of (-X, s, error of m, graphs, each request, prefill graphs left out)."""
+    graphs_on, _ = free._graphs(free.reference)
+    setting, engine = free.line.setting, free.engine
+    saved = 0.05 if _draft_billed_in_layers(setting.engine.version, free) else 0.0
+    beside = engine is EngineName.SGLANG and not is_sized_after_capture(free.reference)
+    graphs = GRAPHS if beside else Normal(0.0, 0.3)
+    fixed = FIXED.mean + (GRAPHS.mean * graphs_on if beside else 0.0)
+    request = OTHER_REQUEST
+    if engine is EngineName.SGLANG:
+        request = DRAFT_REQUEST if speculation(setting.flags) else REQUEST
+    means = (-fixed, saved, 0.0, graphs.mean, request.mean, PREFILL_GRAPHS.mean)
+    sds = (FIXED.sd, 0.03, max(min(base.sd, base.mean), 1e-3), graphs.sd, request.sd, PREFILL_GRAPHS.sd)
+    return np.array(means), np.array(sds)
+
+
+def _draft_billed_in_layers(version: str | None, free: FreeMemory) -> bool:
+    """SGLang 0.5.11 to 0.5.15 bills a block draft as so many layers of its target, which the draft does not take."""
+    is_block = speculation(free.line.setting.flags) in ("dflash", "dspark")
+    era = parse_version(version) or (0, 5, 12, 0)
+    return free.engine is EngineName.SGLANG and is_block and (0, 5, 11, 0) <= era <= (0, 5, 15, 99)
+
+
+def _stacked(
+    free: FreeMemory, groups: Sequence[tuple[Flags, list[Reading]]]
+) -> tuple[Floats, Floats, Floats, list[tuple[Floats, float, bool, float]]]:
+    """Return rows, values and further variances of all points, and the bounds."""
+    rows, values, extra = [np.zeros((0, COLUMNS))], [np.zeros(0)], [np.zeros(0)]
+    bounds: list[tuple[Floats, float, bool, float]] = []
+    for flags, readings in groups:
+        fractions = np.array([reading.fraction for reading in readings])
+        lent = np.array([reading.lent for reading in readings])
+        dropped = np.array([reading.dropped for reading in readings])
+        unseen = _unseen_variance(free.engine, flags, free.reference)
+        pool = free.line.at(flags, fractions)
+        row, known = free.rows(flags, fractions, pool, dropped=dropped, lent=lent)
+        is_point = np.array([reading.kind == "point" for reading in readings])
+        left = np.array([reading.gib for reading in readings]) - known
+        rows.append(row[is_point])
+        values.append(left[is_point])
+        extra.append(np.array([reading.sd**2 for reading in readings])[is_point] + unseen)
+        for index in np.flatnonzero(~is_point):
+            is_upper = readings[index].kind == "upper"
+            bounds.append((row[index], float(left[index]), is_upper, 0.9 if is_upper else 0.995))
+    return np.concatenate(rows), np.concatenate(values), np.concatenate(extra), _tightest(bounds)
+
+
+def _tightest(bounds: list[tuple[Floats, float, bool, float]]) -> list[tuple[Floats, float, bool, float]]:
+    """Return the bounds that say most: the lowest upper and the highest lower ones."""
+    upper = sorted((b for b in bounds if b[2]), key=lambda b: b[1])[:8]
+    lower = sorted((b for b in bounds if not b[2]), key=lambda b: -b[1])[:8]
+    return [*upper, *lower]
+
+
+def _with_points(
+    mean: Floats, sd: Floats, noise: Floats, weight: Floats, rows: Floats, values: Floats, extra: Floats
+) -> FreePosterior:
+    """Return the posterior after all points, at each noise scale, weighted by its evidence."""
+    precision, count = np.diag(sd**-2.0), values.size
+    scatter = noise[:, None] ** 2 + extra
+    robust = (
+        np.ones_like(scatter) if count < LEAST_POINTS else np.tile(_inliers(mean, sd, rows, values), (noise.size, 1))
+    )
+    p = robust / scatter
+    total = precision + np.einsum("kn,ni,nj->kij", p, rows, rows)
+    covariance = np.linalg.inv(total)
+    pull = precision @ mean + np.einsum("kn,ni,n->ki", p, rows, values)
+    found = np.einsum("kij,kj->ki", covariance, pull)
+    if not count:
+        return FreePosterior(weight=weight, mean=found, covariance=covariance, noise=noise)
+    off = values - found @ rows.T
+    misfit = (p * off * off).sum(axis=1) + (((found - mean) / sd) ** 2).sum(axis=1)
+    height = np.log(weight) - 0.5 * misfit - 0.5 * (robust * np.log(scatter)).sum(axis=1)
+    height += 0.5 * np.linalg.slogdet(covariance)[1]
+    share = np.exp(height - height.max())
+    kept = share > 2e-3
+    share = share[kept] / share[kept].sum()
+    return FreePosterior(weight=share, mean=found[kept], covariance=covariance[kept], noise=noise[kept])
+
+
+def _inliers(mean: Floats, sd: Floats, rows: Floats, values: Floats) -> Floats:
+    """Return 1 for points near the median of what is left when the prior's columns are taken off, 0 for those far out.
+
+    A neighbour, a mistyped figure or a mislabelled outcome moves single points by gigabytes.
+    """
+    left = values - rows @ mean
+    middle = np.median(left)
+    spread = 1.4826 * float(np.median(np.abs(left - middle)))
+    doubt = np.sqrt((((rows - np.median(rows, axis=0)) * np.where(np.arange(sd.size) == 0, 0.0, sd)) ** 2).sum(axis=1))
+    near = np.abs(left - middle) <= FAR * np.maximum(spread, 0.25) + 3.0 * doubt
+    return near.astype(np.float64)
+
+
+def _bounded(posterior: FreePosterior, row: Floats, bound: float, trust: float) -> FreePosterior:
+    """Return the posterior given that row·b + noise <= bound, or else that something unrelated was the cause."""
+    weight, mean, covariance = posterior.weight.copy(), posterior.mean.copy(), posterior.covariance.copy()
+    for k in range(weight.size):
+        along = covariance[k] @ row
+        spread = sqrt(max(float(along @ row), 0.0) + float(posterior.noise[k]) ** 2)
+        z = (bound - float(mean[k] @ row)) / spread
+        likely = trust * 0.5 * erfc(-z / _ROOT_TWO) + (1.0 - trust)
+        share = (likely - (1.0 - trust)) / likely
+        mills, shrink = truncation(z)
+        step = along / spread
+        weight[k] *= likely
+        mean[k] -= share * mills * step
+        covariance[k] += (share * (1.0 - share) * mills**2 - share * shrink) * np.outer(step, step)
+    return replace(posterior, weight=weight / weight.sum(), mean=mean, covariance=covariance)
+
+
+def _unseen_variance(engine: EngineName, flags: Flags, reference: Flags) -> float:
+    """Return the variance, GiB squared, that flags add which differ from the reference in a way not modelled."""
+    if not reference or flags is reference:
+        return 0.0
+    names = NAMES[engine]
+    modelled = {names.fraction, names.context, names.requests, names.graph_batch, names.graphs_off, "page_size"}
+    modelled |= {"disable_prefill_cuda_graph", *names.caps, *names.inert_with}
+    mild = {names.chunk, names.kv_dtype}
+    unseen = (key for key in flags if key not in modelled and key not in NO_MEMORY_FLAGS)
+    changed = [key for key in unseen if reference.get(key, inf) != flags[key]]
+    strong = sum(1 for key in changed if key not in mild and not _harmless(flags, reference, key))
+    return MILD_CHANGE_GIB**2 * (len(changed) - strong) + UNSEEN_CHANGE_GIB**2 * min(strong, 6)
+
+
+def _harmless(flags: Flags, reference: Flags, key: str) -> bool:
+    """A flag that one side says is off and the other does not mention is no change."""
+    return key not in reference and flags[key] in (None, False)

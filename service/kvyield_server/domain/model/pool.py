@@ -1,0 +1,757 @@
+"""The pool of one deployment: from its starts to a line, and from the line to any flags.
+
+    K(f) = m f - w   GiB,      N(f) = K(f) 2^30 / c   tokens
+
+``line`` has the numerics. Here is what surrounds them: what of a start is a point or a bound, which starts agree, and
+what a change of flags does (a known ratio on the price of a token, weights that get lighter, doubt about w).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import exp, hypot, inf, sqrt
+
+import numpy as np
+
+from kvyield_server.domain.answers import Caution, Estimate
+from kvyield_server.domain.engines.fraction_share import fraction_share, is_amd
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.engines.token_cost import QUANT_POLICIES, TokenCost, speculation, token_cost
+from kvyield_server.domain.facts.deployment import (
+    Key,
+    agrees,
+    deployment_key,
+    differing_fields,
+    key_fields,
+    requests_move_pool,
+)
+from kvyield_server.domain.facts.devices import has_unified_memory, usable_memory
+from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import flat_facts, keeps_states, read_shape
+from kvyield_server.domain.facts.observation import (
+    EngineName,
+    Flags,
+    Observation,
+    Outcome,
+    Phase,
+    Scalar,
+)
+from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, first_given, is_on
+from kvyield_server.domain.facts.versions import parse_version
+from kvyield_server.domain.model.consensus import Consensus, find_consensus
+from kvyield_server.domain.model.evidence import Evidence, Label, Use, differing_flags, mark_equal_pools
+from kvyield_server.domain.model.line import GIB, LinePosterior, NoiseScales, Normal, Points, fit_line
+from kvyield_server.domain.model.mixture import Floats, Mixture, fixed
+from kvyield_server.domain.model.prior import Knowledge, Setting, logged_base, printed_sd
+
+PAGES = (256, 128, 64, 32, 16)
+VLLM_BLOCK = 16
+REBASE_GIB = 0.05
+GIB_ROUNDING = 0.003
+UNIFORM_SD = 1.0 / sqrt(12.0)
+SPAN = 0.0195
+"""Points this far apart pin the slope: a hundredth of it is what equal starts scatter by."""
+STEEPEST = 1.2
+LEAST_DISAGREEMENT = 0.005
+UNSOUND = 0.05
+
+DISCRETE = NoiseScales(
+    relative=(0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2, 0.25),
+    boot=(0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 4.0),
+    weight=(0.45, 0.08, 0.12, 0.15, 0.09, 0.05, 0.03, 0.02, 0.01),
+)
+UNIFIED = NoiseScales(
+    relative=(3e-3, 1e-2, 2e-2, 4e-2, 8e-2, 0.2),
+    boot=(0.2, 0.5, 1.0, 1.5, 2.0, 4.0),
+    weight=(0.1, 0.2, 0.35, 0.2, 0.1, 0.05),
+)
+USUAL_SCATTER, UNIFIED_SCATTER = 5e-4, 0.03
+
+SHIFT_SD_GIB = {
+    "version": 1.0,
+    "batched_tokens": 1.0,
+    "graphs": 1.0,
+    "graph_estimate": 1.0,
+    "eager": 1.0,
+    "compile_cache": 1.0,
+    "sequences": 0.05,
+    "running_requests": 1.0,
+    "state_slots": 1.0,
+    "length": 0.05,
+    "attention": 0.05,
+    "page": 0.05,
+    "kv_dtype": 0.05,
+}
+"""Doubt about w, GiB, where two starts differ in one field of the key (design: partial pooling)."""
+UNKNOWN_SHIFT_SD_GIB = 2.0
+VERSION_COST_SD = 0.02
+_PRICED = frozenset({"kv_dtype", "tp", "dp", "dp_attention", "pp", "dcp", "speculation", "draft"})
+_EIGHT_BIT = ("fp8", "w8a8", "int8", "bitsandbytes_8bit")
+DRAFT_IN_BASE = (0, 5, 13, 0)
+"""From here on SGLang loads a draft's weights before it sizes the pool."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a change of flags does: tokens times a ratio, GiB freed for the pool, and doubt about both."""
+
+    ratio: float = 1.0
+    ratio_sd: float = 0.0
+    freed_gib: float = 0.0
+    shift_sd_gib: float = 0.0
+
+
+NO_CHANGE = Change()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolAt:
+    """The pool under some flags at n fractions; None where nothing tells. ``taken_gib`` is what the pool takes of K."""
+
+    line: Mixture | None
+    pool: Mixture | None
+    kv_gib: Mixture | None
+    budget_gib: Floats
+    taken_gib: Floats
+    flag: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolLine:
+    """The fitted line of one deployment.
+
+    ``posterior`` is None where nothing was known beforehand and nothing measured. ``setting.flags`` stand in for flags
+    not given. ``measured_at`` are the abscissae of the points. ``bend`` is how much flatter than its slope the line may
+    be where another pipeline stage decides.
+    """
+
+    setting: Setting
+    knowledge: Knowledge
+    posterior: LinePosterior | None
+    page_tokens: int
+    measured_at: tuple[float, ...] = ()
+    running: Observation | None = None
+    is_other_version: bool = False
+    bend: float = 0.0
+
+    def share(self, flags: Flags) -> float:
+        """Return what the engine multiplies the fraction by under these flags."""
+        if not is_amd(self.setting.hardware):
+            return 1.0
+        context = read_shape(self.setting.model.facts).context_length
+        return fraction_share(self.setting.engine, flags, amd=True, context_tokens=context)
+
+    @property
+    def base(self) -> Normal | None:
+        """The memory that the fraction multiplies, GiB; None where nothing tells."""
+        if self.posterior is None or not (self.knowledge.knows_base or self.tells_slope):
+            return None if not self.knowledge.knows_base else self.knowledge.line.base
+        mean, covariance = self.posterior.moments()
+        return Normal(float(mean[2]), sqrt(max(float(covariance[2, 2]), 1e-12)))
+
+    @cached_property
+    def slope(self) -> Mixture | None:
+        """Tokens per 1.0 of the fraction."""
+        if self.posterior is None:
+            return None
+        p = self.posterior
+        sd = np.sqrt(np.maximum(p.covariance[:, 1, 1], 1e-12))
+        return Mixture(mean=p.theta[:, 1:2], sd=sd[:, None], weight=p.weight[:, None])
+
+    @cached_property
+    def tells_slope(self) -> bool:
+        """Whether anything tells how the pool moves with the fraction."""
+        if self.slope is None:
+            return False
+        low, middle, high = self.slope.quantiles(0, (0.25, 0.5, 0.75))
+        return middle > 0.0 and high - low < 0.6 * middle
+
+    @cached_property
+    def zero_fraction(self) -> Estimate | None:
+        """Where the line crosses zero, as a share of the base."""
+        if self.posterior is None or not self.tells_slope:
+            return None
+        p = self.posterior
+        slope = np.maximum(p.theta[:, 1], 1e-9)
+        x = -p.theta[:, 0] / slope
+        c = p.covariance
+        variance = c[:, 0, 0] + x * (2.0 * c[:, 0, 1] + x * c[:, 1, 1])
+        sd = np.sqrt(np.maximum(variance, 1e-12)) / slope
+        return Mixture(mean=x[:, None], sd=sd[:, None], weight=p.weight[:, None]).estimate()
+
+    @property
+    def cost(self) -> Normal | None:
+        """Log bytes per token of one GPU; None where nothing tells."""
+        if self.posterior is None:
+            return self.knowledge.line.cost if self.knowledge.knows_cost else None
+        return self.posterior.log_cost if self.posterior.log_cost.sd < 0.4 else None
+
+    def bytes_per_token(self, flags: Flags) -> Estimate | None:
+        """Return bytes that one token takes of one GPU's KV memory under these flags."""
+        if self.cost is None:
+            return None
+        change = self.change({**self.setting.flags, **flags})
+        middle, reach = exp(self.cost.mean) / change.ratio, 1.645 * hypot(self.cost.sd, change.ratio_sd)
+        return Estimate(median=middle, low=middle * exp(-reach), high=middle * exp(reach))
+
+    def at(self, flags: Flags, fractions: Floats) -> PoolAt:
+        """Return the pool under these flags at each fraction."""
+        change, count = self.change(flags), fractions.size
+        x = fractions * self.share(flags)
+        line = self._tokens(x, change)
+        kv_gib = None if self.posterior is None else self._gib(x, change)
+        budget = np.zeros(count) if kv_gib is None else kv_gib.moments()[0]
+        pool, flag, taken = line, None, budget
+        per_token = None if self.cost is None else exp(self.cost.mean) / change.ratio / GIB
+        cap, name = self._cap(flags)
+        if name is not None and line is not None:
+            pool = replace(line, ceiling=float(cap - cap % self.page_tokens))
+            flag = name if bool((pool.above(pool.ceiling) > 0.0).any()) else None
+        fixed_pool, fixed_name = self._fixed(flags, change, count)
+        if fixed_pool is not None:
+            pool, flag, cap = fixed_pool, fixed_name, float(fixed_pool.mean[0, 0])
+            taken = np.full(count, cap * per_token) if per_token is not None else budget
+        elif name is not None and per_token is not None:
+            taken = np.minimum(budget, cap * per_token)
+        if flag is not None and kv_gib is not None and per_token is not None:
+            kv_gib = replace(kv_gib, ceiling=cap * per_token) if fixed_pool is None else fixed(cap * per_token, count)
+        return PoolAt(line=line, pool=pool, kv_gib=kv_gib, budget_gib=budget, taken_gib=taken, flag=flag)
+
+    def _tokens(self, x: Floats, change: Change) -> Mixture | None:
+        if self.posterior is None:
+            return None
+        is_measured = bool(x.size) and all(
+            any(abs(one - at) < 1e-9 for at in self.measured_at) for one in x.tolist()[:2]
+        )
+        if not self.tells_slope and not (is_measured and x.size <= 2):
+            return None
+        mean, sd, weight = self.posterior.tokens(x)
+        extra = 0.0 * x
+        if self.bend and self.measured_at:
+            away = np.maximum(np.maximum(min(self.measured_at) - x, x - max(self.measured_at)), 0.0)
+            slope, _ = self.posterior.moments()
+            extra = self.bend * abs(float(slope[1])) * away
+        if change is not NO_CHANGE:
+            per_gib = self._tokens_per_gib()
+            mean = mean + change.freed_gib * per_gib
+            extra = np.hypot(extra, change.shift_sd_gib * per_gib)
+            mean, sd, extra = mean * change.ratio, sd * change.ratio, extra * change.ratio
+            extra = np.hypot(extra, np.abs(mean) * change.ratio_sd)
+        return Mixture(mean=mean, sd=np.hypot(sd, extra), weight=weight, page=self.page_tokens)
+
+    def _gib(self, x: Floats, change: Change) -> Mixture:
+        assert self.posterior is not None
+        mean, sd, weight = self.posterior.gib(x)
+        noise = self.posterior.noise[:, None] * np.abs(mean)
+        return Mixture(
+            mean=mean + change.freed_gib, sd=np.hypot(np.hypot(sd, noise), change.shift_sd_gib), weight=weight
+        )
+
+    def _tokens_per_gib(self) -> float:
+        """Return tokens per GiB, from the price where it is known, else from slope and base."""
+        if self.cost is not None:
+            return GIB / exp(self.cost.mean)
+        if self.posterior is None or self.base is None:
+            return 0.0
+        mean, _ = self.posterior.moments()
+        return max(0.0, float(mean[1])) / max(self.base.mean, 1e-6)
+
+    def _cap(self, flags: Flags) -> tuple[float, str | None]:
+        for name in NAMES[self.setting.engine.name].caps:
+            limit = as_count(flags.get(name))
+            if limit is not None:
+                return float(limit), name
+        return inf, None
+
+    def _fixed(self, flags: Flags, change: Change, count: int) -> tuple[Mixture | None, str | None]:
+        """Return the pool that a flag fixes whatever the fraction is, in whole pages."""
+        spec = NAMES[self.setting.engine.name]
+        blocks = as_count(flags.get(spec.blocks_flag)) if spec.blocks_flag else None
+        if blocks is not None:
+            return fixed(float(blocks * self.page_tokens), count, page=self.page_tokens), spec.blocks_flag
+        for name in spec.bytes_flags:
+            told = as_number(flags.get(name))
+            if told is None or told <= 0.0 or self.cost is None:
+                continue
+            middle = told / exp(self.cost.mean) * change.ratio
+            sd = middle * hypot(self.cost.sd, change.ratio_sd) + self.page_tokens * UNIFORM_SD
+            shape = (1, count)
+            mixture = Mixture(
+                mean=np.full(shape, middle), sd=np.full(shape, sd), weight=np.ones(shape), page=self.page_tokens
+            )
+            return mixture, name
+        return None, None
+
+    # What a change of flags does
+
+    @cached_property
+    def _key(self) -> Key:
+        s = self.setting
+        return {"kv_dtype": "auto", **deployment_key(s.model, s.engine, s.flags, s.hardware.gpu_count)}
+
+    @cached_property
+    def _cost(self) -> TokenCost | None:
+        s = self.setting
+        return token_cost(s.model.facts, s.engine, s.flags, s.hardware.gpu_count)
+
+    @cached_property
+    def _key_flags(self) -> frozenset[str]:
+        s = self.setting
+        fields = key_fields(s.engine.name, requests_move_pool=requests_move_pool(s.model, s.engine, s.flags))
+        return frozenset(name for names in fields.values() for name in names)
+
+    @cached_property
+    def _changes(self) -> dict[frozenset[tuple[str, Scalar]], Change]:
+        return {}
+
+    def change(self, flags: Flags) -> Change:
+        """Return what the differences between these flags and the deployment's do to the line."""
+        own, key_flags = self.setting.flags, self._key_flags
+        differing = frozenset(
+            item for item in flags.items() if item[0] in key_flags and own.get(item[0], ...) != item[1]
+        )
+        if not differing and not self.is_other_version:
+            return NO_CHANGE
+        found = self._changes.get(differing)
+        if found is None:
+            found = self._changes[differing] = self._worked_out(flags)
+        return found
+
+    def _worked_out(self, flags: Flags) -> Change:
+        s = self.setting
+        asked = deployment_key(s.model, s.engine, flags, s.hardware.gpu_count)
+        changed = frozenset() if agrees(self._key, asked) else differing_fields(self._key, asked)
+        if self.is_other_version:
+            changed |= {"version"}
+        if not changed:
+            return NO_CHANGE
+        ratio, ratio_sd = self._cost_ratio(flags, changed - {"version"})
+        freed, freed_sd = self._freed(flags, changed)
+        shift = max(SHIFT_SD_GIB.get(field, UNKNOWN_SHIFT_SD_GIB) for field in changed)
+        if changed <= {"speculation", "draft"} and freed:
+            shift = 0.0
+        if "version" in changed:
+            ratio_sd = hypot(ratio_sd, VERSION_COST_SD)
+        return Change(ratio=ratio, ratio_sd=ratio_sd, freed_gib=freed, shift_sd_gib=hypot(shift, freed_sd))
+
+    def _cost_ratio(self, flags: Flags, changed: frozenset[str]) -> tuple[float, float]:
+        """Return tokens at the asked flags over tokens at the deployment's for the same memory, and its doubt."""
+        if not changed & _PRICED:
+            return 1.0, 0.0
+        s, before = self.setting, self._cost
+        after = token_cost(s.model.facts, s.engine, flags, s.hardware.gpu_count)
+        if before is None or after is None:
+            return _dtype_ratio(s.flags, flags) if changed <= {"kv_dtype"} else (1.0, 0.5)
+        doubt = 0.0 if changed <= {"kv_dtype", "tp"} else hypot(before.relative_sd, after.relative_sd)
+        return before.bytes_per_token / after.bytes_per_token, doubt
+
+    def _freed(self, flags: Flags, changed: frozenset[str]) -> tuple[float, float]:
+        """Return GiB that the change leaves to the pool: lighter or spread weights, a draft or graphs left out."""
+        found = [
+            self._spread(flags) if changed & {"tp", "pp"} else (0.0, 0.0),
+            self._draft(flags) if "speculation" in changed else (0.0, 0.0),
+            self._graphs(flags) if "graphs" in changed else (0.0, 0.0),
+            (self._lighter(flags), 0.0) if "quantization" in changed else (0.0, 0.0),
+        ]
+        return sum(gib for gib, _ in found), hypot(*(sd for _, sd in found))
+
+    def _spread(self, flags: Flags) -> tuple[float, float]:
+        """Return how much less of w one GPU holds when weights spread over another number of GPUs."""
+        if self.posterior is None:
+            return 0.0, 0.0
+        before = parallel_layout(self.setting.flags, self.setting.hardware.gpu_count)
+        after = parallel_layout(flags, self.setting.hardware.gpu_count)
+        share = before.tensor * before.pipeline / (after.tensor * after.pipeline)
+        mean, _ = self.posterior.moments()
+        return float(mean[3]) * (1.0 - share), 0.0
+
+    def _draft(self, flags: Flags) -> tuple[float, float]:
+        """Return the draft's weights as logged, where it is left out and its engine counts them before the pool."""
+        took = None if self.running is None else as_number(self.running.measurements.draft_weights_gib)
+        if took is None or speculation(flags) != "" or not 0.0 < took < 1e3:
+            return 0.0, 0.0
+        version = parse_version(self.setting.engine.version)
+        is_sglang = self.setting.engine.name is EngineName.SGLANG
+        is_late = is_sglang and version is not None and version < DRAFT_IN_BASE
+        return (0.0, 0.0) if is_late else (took, 0.05 * took)
+
+    def _graphs(self, flags: Flags) -> tuple[float, float]:
+        """Return what a lower cap on graphs leaves of what they took, which vLLM sets aside before the pool."""
+        spec, running = NAMES[self.setting.engine.name], self.running
+        if not spec.reserves_peak or spec.graph_batch is None or running is None:
+            return 0.0, 0.0
+        took, now = as_number(running.measurements.graph_gib), as_count(flags.get(spec.graph_batch))
+        was = as_count(running.flags.get(spec.graph_batch)) or 512
+        if took is None or now is None or now >= was:
+            return 0.0, 0.0
+        freed = took * (1.0 - now / was)
+        return freed, 0.3 * freed
+
+    def lighter_gib(self, flags: Flags) -> float:
+        """Return GiB that weights made 8-bit by a flag take less, where they are logged and known to be 16-bit."""
+        return self._lighter(flags) if as_word(flags.get("quantization")) else 0.0
+
+    def _lighter(self, flags: Flags) -> float:
+        known, running = flat_facts(self.setting.model.facts), self.running
+        is_wide = as_word(first_given(known, "torch_dtype", "dtype")) in ("bfloat16", "float16")
+        word = as_word(flags.get("quantization")) or ""
+        if running is None or not is_wide or not word.startswith(_EIGHT_BIT):
+            return 0.0
+        if known.get("quantization_config") or is_on(running.flags.get("quantization")):
+            return 0.0
+        measured = running.measurements
+        weights, before, after = measured.weights_gib, measured.free_before_load_gib, measured.free_after_load_gib
+        if weights is None and before is not None and after is not None:
+            weights = before - after
+        return 0.5 * weights if weights is not None and 0.0 < weights < 1e3 else 0.0
+
+    # What cannot be
+
+    def contradiction(self) -> str | None:
+        """Return what contradicts what where the line cannot be a real GPU's, None when it is sound."""
+        if self.posterior is None or self.setting.scales_free_memory:
+            return None
+        zero = self.zero_fraction
+        if zero is not None and zero.high <= 0.0:
+            return (
+                f"the implied zero crossing is {zero.median:.2f}: by this line a pool would be left at a fraction of 0, "
+                "though weights take memory"
+            )
+        if len(self.measured_at) and self.posterior.sound < UNSOUND and np.ptp(self.measured_at) < SPAN:
+            return self._unsound()
+        steep = self._steepness()
+        if steep is not None and steep > STEEPEST:
+            return f"the pool rises {steep:.1f} times as fast with the fraction as the GPU's memory allows"
+        return None
+
+    def _unsound(self) -> str:
+        """Say what a start measured that memory, weights and the price of a token together cannot give."""
+        assert self.posterior is not None
+        blame = max((name for name in self.posterior.blame if name != "sound"), key=self.posterior.blame.__getitem__)
+        x = self.measured_at[-1]
+        tokens = float((self.posterior.weight * self.posterior.tokens(np.array([x]))[0][:, 0]).sum())
+        prior = self.knowledge.line
+        implied = x - tokens * exp(prior.cost.mean) / GIB / prior.base.mean
+        named = {"cost": "bytes per token (KV dtype, draft)", "weights": "the weights", "memory": "the GPU's memory"}
+        return (
+            f"a pool of {tokens:,.0f} tokens at {x:g} does not go with what config and GPU say: the implied zero "
+            f"crossing is {implied:.2f}, while the weights say {prior.weights.mean / prior.base.mean:.2f}; "
+            f"{named.get(blame, blame)} may be other than stated"
+        )
+
+    def _steepness(self) -> float | None:
+        """Return the slope over what the whole GPU would give at the known price of a token."""
+        prior = self.knowledge.line
+        known = prior.printed_cost or (prior.cost if self.knowledge.knows_cost else None)
+        card = usable_memory(self.setting.hardware)
+        if known is None or card is None or self.slope is None or not self.tells_slope or known.sd > 0.1:
+            return None
+        low, _, _ = self.slope.quantiles(0, (0.05, 0.5, 0.95))
+        doubt = 2.0 * known.sd if keeps_states(self.setting.model) else 0.0
+        return low * exp(known.mean) / GIB / card.gib / (1.0 + doubt)
+
+
+def _dtype_ratio(before: Flags, after: Flags) -> tuple[float, float]:
+    """Without a config, 8-bit KV is taken to hold 1.5 to 2 times the tokens of 16-bit, 4-bit three to four times."""
+    old, new = _density(before), _density(after)
+    if old is None or new is None:
+        return 1.0, 0.5
+    return (1.0, 0.05) if old == new else (new / old, 0.08)
+
+
+def _density(flags: Flags) -> float | None:
+    """Return tokens per byte relative to 16-bit KV, None for a word that says nothing known."""
+    named = first_given(flags, "kv_cache_dtype", "quant_policy")
+    word = str(named if named is not None else "auto").lower()
+    word = QUANT_POLICIES.get(word, word)
+    known = {"fp8": 1.9, "int8": 1.9, "fp4": 3.5, "int4": 3.5, "bf": 1.0, "float16": 1.0, "fp16": 1.0, "half": 1.0}
+    return 1.0 if word == "auto" else next((density for part, density in known.items() if part in word), None)
+
+
+# From starts to a line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent:
+    """What relatives lend a deployment: slopes in its own tokens, and zero crossings with their doubt in GiB."""
+
+    slopes: tuple[Normal, ...] = ()
+    crossings: tuple[Normal, ...] = ()
+    starts: int = 0
+    deployments: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolFit:
+    """A pool line with the evidence behind it.
+
+    ``drifted`` is the newest start when three or more others put it off their line; ``drift_tokens`` by how much.
+    """
+
+    line: PoolLine
+    evidence: tuple[Evidence, ...]
+    labels: frozenset[Label]
+    cautions: tuple[Caution, ...]
+    distinct_fractions: int
+    drifted: Observation | None = None
+    drift_tokens: float = 0.0
+
+
+def fit_pool(
+    setting: Setting,
+    found: Sequence[Evidence],
+    knowledge: Knowledge,
+    lent: Lent | None = None,
+    running: Observation | None = None,
+) -> PoolFit:
+    """Fit the line of one deployment to its own starts as classified, oldest first."""
+    evidence = mark_equal_pools(found)
+    prior = knowledge.line
+    if lent is not None:
+        crossings = (*prior.crossings, *lent.crossings)
+        prior = replace(prior, slopes=lent.slopes, crossings=crossings)
+    is_unified = has_unified_memory(setting.hardware)
+    page = page_tokens(setting, evidence)
+    chosen = [item for item in evidence if item.use is Use.POINT]
+    points = _points(chosen, setting, prior.base, page, has_base=knowledge.base_source == "logged")
+    agreed, tolerance = _agreed(points, prior.cost, prior.base, knowledge, setting, is_unified=is_unified)
+    evidence, labels, cautions = _sorted_out(evidence, chosen, agreed)
+    kept = points.chosen(agreed.kept)
+    if agreed.before.any() and agreed.slope:
+        was = Normal(agreed.slope, max(VERSION_COST_SD * agreed.slope, 1e-6))
+        prior = replace(prior, slopes=(*prior.slopes, was))
+    posterior = None
+    if kept.count or (knowledge.knows_cost and knowledge.weights_source != "unknown"):
+        posterior = fit_line(kept, prior, UNIFIED if is_unified else DISCRETE)
+        posterior = _bounded(posterior, evidence, setting, prior.base, page)
+        posterior = posterior if np.isfinite(posterior.theta).all() else None
+    line = PoolLine(
+        setting=setting,
+        knowledge=replace(knowledge, line=prior),
+        posterior=posterior,
+        page_tokens=page,
+        measured_at=tuple(kept.x.tolist()),
+        running=running,
+        bend=_stage_bend(setting),
+    )
+    if is_unified:
+        labels |= {Label.UNIFIED_MEMORY}
+    more = _disagreement(line, kept, prior.base) if not is_unified else None
+    if more is not None:
+        labels, cautions = labels | {Label.SLOPE_DISAGREEMENT}, [*cautions, more]
+    drifted, by = _drift(line, chosen, points, agreed)
+    labels = labels.union(*(item.labels for item in evidence))
+    return PoolFit(
+        line=line,
+        evidence=evidence,
+        labels=labels,
+        cautions=tuple(cautions),
+        distinct_fractions=len({round(x, 6) for x in kept.x.tolist()}),
+        drifted=drifted,
+        drift_tokens=by,
+    )
+
+
+def page_tokens(setting: Setting, evidence: Sequence[Evidence]) -> int:
+    """Return the page that pools are rounded to: as flagged, else the largest usual one that divides every pool."""
+    flagged = as_count(first_given(setting.flags, "page_size", "block_size"))
+    pools = {item.tokens for item in evidence if item.use is Use.POINT and item.tokens is not None}
+    if flagged is not None and all(pool % flagged == 0 for pool in pools):
+        return flagged
+    usual = VLLM_BLOCK if setting.engine.name is EngineName.VLLM else 1
+    if not pools:
+        return usual
+    shared = next((page for page in PAGES if all(pool % page == 0 for pool in pools)), 1)
+    if shared == usual or shared ** len(pools) >= PAGES[2]:
+        return shared
+    return usual if all(pool % usual == 0 for pool in pools) else 1
+
+
+def _points(chosen: Sequence[Evidence], setting: Setting, base: Normal, page: int, *, has_base: bool) -> Points:
+    """Return points over the fraction that was applied, rebased to the usual base memory where a start logged its own.
+
+    A neighbour makes SGLang's free memory smaller, and the pool is a share of that.
+    """
+    x = np.array([item.fraction or 0.0 for item in chosen])
+    tokens = np.array([item.tokens + page / 2.0 if item.tokens is not None else np.nan for item in chosen])
+    gib = np.array([item.kv_gib if item.kv_gib is not None else np.nan for item in chosen])
+    if is_amd(setting.hardware):
+        context = read_shape(setting.model.facts).context_length
+        x *= [fraction_share(i.start.engine, i.start.flags, amd=True, context_tokens=context) for i in chosen]
+    if has_base and not setting.scales_free_memory:
+        own = np.array([logged_base(item.start) or base.mean for item in chosen])
+        x *= np.where(np.abs(own - base.mean) > REBASE_GIB, own / base.mean, 1.0)
+    largest = max((printed_sd(item.kv_gib) for item in chosen if item.kv_gib is not None), default=GIB_ROUNDING)
+    return Points(x=x, tokens=tokens, gib=gib, page_sd=page * UNIFORM_SD, print_sd=min(largest, 0.03))
+
+
+def _agreed(
+    points: Points, cost: Normal, base: Normal, knowledge: Knowledge, setting: Setting, *, is_unified: bool
+) -> tuple[Consensus, Floats]:
+    """Return which points agree; GiB are compared as tokens at the known price."""
+    price = knowledge.line.printed_cost or cost
+    y = np.where(np.isnan(points.tokens), points.gib * GIB / exp(price.mean), points.tokens)
+    relative = UNIFIED_SCATTER if is_unified else USUAL_SCATTER
+    tolerance = points.page_sd + relative * np.abs(y) + 1.0
+    if knowledge.line.boot_gib:
+        tolerance = tolerance + knowledge.line.boot_gib * GIB / exp(price.mean)
+    expected = base.mean * GIB / exp(price.mean) if knowledge.knows_base and price.sd < 0.1 else None
+    card = usable_memory(setting.hardware)
+    steepest = card.gib * GIB / exp(price.mean) * (1.0 + 3.0 * price.sd) if card and price.sd < 0.2 else None
+    return find_consensus(points.x, y, tolerance, expected, steepest), tolerance
+
+
+def _sorted_out(
+    evidence: tuple[Evidence, ...], chosen: Sequence[Evidence], agreed: Consensus
+) -> tuple[tuple[Evidence, ...], frozenset[Label], list[Caution]]:
+    """Return the evidence with starts set aside that others overrule, and what to say of it."""
+    reasons: dict[object, Evidence] = {}
+    newest = chosen[-1].start.id if chosen else None
+    for index, item in enumerate(chosen):
+        if agreed.outlying[index] and agreed.drifted and item.start.id == newest:
+            reasons[newest] = item.put(Use.SET_ASIDE, "off the line of three or more starts: see drift", Label.DRIFT)
+        elif agreed.outlying[index]:
+            reasons[item.start.id] = item.put(Use.SET_ASIDE, "far off the line of the other starts", Label.OUTLIER)
+        elif agreed.before[index]:
+            reasons[item.start.id] = item.put(Use.SET_ASIDE, "before the last lasting change")
+    labels, cautions = frozenset[Label](), list[Caution]()
+    if agreed.drifted:
+        labels |= {Label.DRIFT}
+    if agreed.before.any():
+        labels |= {Label.DRIFT}
+        since = [item for index, item in enumerate(chosen) if agreed.kept[index]]
+        before = [item for index, item in enumerate(chosen) if agreed.before[index]]
+        cautions.append(_changed(before, since))
+    if agreed.is_torn or _is_at_odds(chosen, agreed):
+        labels |= {Label.CONFOUNDED}
+        cautions.append(_confounded(chosen))
+    return tuple(reasons.get(item.start.id, item) for item in evidence), labels, cautions
+
+
+def _is_at_odds(chosen: Sequence[Evidence], agreed: Consensus) -> bool:
+    """Tell whether kept points differ at one fraction, or fall with the fraction, by more than any noise."""
+    kept = [item for index, item in enumerate(chosen) if agreed.kept[index] and item.tokens is not None]
+    kept.sort(key=lambda item: (item.fraction or 0.0, item.tokens or 0))
+    for left, right in zip(kept, kept[1:], strict=False):
+        run, rise = (right.fraction or 0.0) - (left.fraction or 0.0), (right.tokens or 0) - (left.tokens or 0)
+        slack = 0.35 if has_unified_memory(left.start.hardware) else 0.005
+        if left.start.engine.name is EngineName.VLLM and not differing_flags(left.start.flags, right.start.flags):
+            slack = max(slack, 0.25)
+        largest = max(left.tokens or 1, right.tokens or 1)
+        if abs(rise) > slack * largest and (run <= 1e-6 or rise < 0):
+            return True
+        if rise < 0 and run >= 0.004 and slack < 0.1:
+            return True
+    return False
+
+
+def _changed(before: Sequence[Evidence], since: Sequence[Evidence]) -> Caution:
+    """Say that something lasting changed, and what the logs show of it."""
+    one, other = before[-1].start, since[-1].start
+    found = [
+        f"{name.removesuffix('_gib').replace('_', ' ')} {then:g} GiB, now {now:g}"
+        for name in ("draft_weights_gib", "weights_gib", "free_before_load_gib", "graph_gib")
+        if (then := getattr(one.measurements, name)) is not None
+        and (now := getattr(other.measurements, name)) is not None
+        and abs(then - now) > REBASE_GIB
+    ]
+    flags = [name for name in differing_flags(one.flags, other.flags) if one.flags.get(name) is not None][:6]
+    if one.engine.version != other.engine.version:
+        found.append(f"version {one.engine.version or 'unknown'}, now {other.engine.version or 'unknown'}")
+    found += [f"{name} {one.flags.get(name)}, now {other.flags.get(name)}" for name in flags]
+    what = "; ".join(found) if found else "no recorded flag or figure tells what"
+    detail = f"Earlier starts lie on another line: something lasting changed ({what}). Only the starts since then were fitted."
+    return Caution(code="drift", detail=detail)
+
+
+def _confounded(chosen: Sequence[Evidence]) -> Caution:
+    names = sorted({name for item in chosen[:-1] for name in differing_flags(item.start.flags, chosen[-1].start.flags)})
+    which = "flags that differ: " + ", ".join(names[:8]) if names else "no recorded flag differs"
+    detail = f"The starts of this deployment contradict one another, so the interval is wide; {which}."
+    return Caution(code="confounded", detail=detail)
+
+
+def _drift(
+    line: PoolLine, chosen: Sequence[Evidence], points: Points, agreed: Consensus
+) -> tuple[Observation | None, float]:
+    if not agreed.drifted or line.posterior is None:
+        return None, 0.0
+    newest = chosen[-1]
+    mean, _, weight = line.posterior.tokens(points.x[-1:])
+    expected = float((weight * mean)[:, 0].sum())
+    value = newest.tokens if newest.tokens is not None else (newest.kv_gib or 0.0) * line._tokens_per_gib()
+    return newest.start, value - expected
+
+
+def _disagreement(line: PoolLine, points: Points, base: Normal) -> Caution | None:
+    """Say where points that pin the slope disagree with memory and the price of a token: the points win."""
+    known = line.knowledge.line.printed_cost or line.knowledge.line.cost
+    if points.count < 2 or np.ptp(points.x) < SPAN or not line.knowledge.knows_base or not line.tells_slope:
+        return None
+    if known.sd > 0.2 or line.slope is None:
+        return None
+    expected = base.mean * GIB / exp(known.mean)
+    low, middle, high = line.slope.quantiles(0, (0.16, 0.5, 0.84))
+    sd = hypot(expected * hypot(known.sd, base.sd / base.mean), 0.5 * (high - low))
+    if abs(middle - expected) <= max(LEAST_DISAGREEMENT * expected, 3.0 * sd):
+        return None
+    detail = (
+        f"Beware: the starts give a slope {100.0 * (middle / expected - 1.0):+.1f} % off what memory and bytes per token "
+        "say: something else changed between them, or the model's facts are not those of the running model."
+    )
+    return Caution(code="slope_disagreement", detail=detail)
+
+
+def _bounded(
+    posterior: LinePosterior, evidence: Sequence[Evidence], setting: Setting, base: Normal, page: int
+) -> LinePosterior:
+    """Let caps ("at least so much") and refusals ("no more than so much") act, each only where it tells something."""
+    shares = fraction_share if is_amd(setting.hardware) else None
+    context = read_shape(setting.model.facts).context_length
+    bounds: set[tuple[float, float, bool, bool]] = set()
+    for item in evidence:
+        if item.use is not Use.BOUND or item.fraction is None:
+            continue
+        start = item.start
+        share = 1.0 if shares is None else shares(start.engine, start.flags, amd=True, context_tokens=context)
+        x = item.fraction * share
+        if Label.CAPPED in item.labels and item.tokens is not None:
+            bounds.add((x, float(item.tokens), False, False))
+        elif (limit := _refusal_limit(start, context)) is not None:
+            bounds.add((x, limit[0], True, limit[1]))
+    for x, value, is_upper, in_gib in sorted(bounds)[:24]:
+        row = np.array([0.0, 0.0, x, -1.0]) if in_gib else np.array([1.0, x, 0.0, 0.0])
+        noise = GIB_ROUNDING if in_gib else page * UNIFORM_SD + USUAL_SCATTER * abs(value) + 1.0
+        if is_upper:
+            posterior = posterior.below(row, value, noise, trust=0.9)
+        else:
+            posterior = posterior.below(-row, -value, noise, trust=0.97)
+    return posterior
+
+
+def _refusal_limit(start: Observation, model_context: int | None) -> tuple[float, bool] | None:
+    """Return what a refusal without a figure of its own says that the pool was under: tokens, or GiB (True)."""
+    failure = start.failure
+    if start.outcome is not Outcome.REFUSED or (failure is not None and failure.phase is Phase.LOAD):
+        return None
+    if failure is not None and as_number(failure.minimum_fraction) is not None:
+        return None
+    if failure is not None and (needed := as_number(failure.needed_gib)) is not None and 0.0 < needed < 1e4:
+        return needed, True
+    spec = NAMES[start.engine.name]
+    if start.engine.name is EngineName.VLLM:
+        longest = as_count(start.flags.get(spec.context)) or model_context
+        return (float(longest or 0), False)
+    is_at_pool = failure is not None and failure.phase is Phase.POOL
+    return (0.0, False) if is_at_pool or failure is None else None
+
+
+def _stage_bend(setting: Setting) -> float:
+    """Return how much flatter the pool's line of the stage with most layers is than that of one with fewest."""
+    layers = read_shape(setting.model.facts).full_layers
+    stages = parallel_layout(setting.flags, setting.hardware.gpu_count).pipeline
+    if stages == 1 or layers is None or layers < stages:
+        return 0.0
+    return 1.0 - (layers // stages) / -(-layers // stages)
