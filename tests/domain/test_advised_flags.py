@@ -195,8 +195,12 @@ def test_fixed_bytes_are_moved_and_the_fraction_is_kept() -> None:
 
 
 def test_an_input_limit_that_the_engine_printed_binds() -> None:
-    """A limit that is no share of the pool makes a longer prompt infeasible; one that is grows with the pool."""
+    """A printed limit makes a longer prompt infeasible, but for one that is the pool's own size and grows with it."""
     fit = plain(EngineName.SGLANG, SGLANG_FLAGS)
+    grows = replace(fit.starts[0].measurements, longest_prompt_tokens=409_600 - 7)
+    assert recommend(
+        with_starts(fit, replace(fit.starts[0], measurements=grows)), Question(target_tokens=420_000)
+    ).changes
     for limit, swa, binding in ((50_000, None, "input_limit"), (18_425, 18_432, "input_limit")):
         figures = replace(fit.starts[0].measurements, longest_prompt_tokens=limit, swa_pool_tokens=swa)
         limited = with_starts(fit, replace(fit.starts[0], measurements=figures))
@@ -204,3 +208,13 @@ def test_an_input_limit_that_the_engine_printed_binds() -> None:
         assert (advice.status, advice.binding_constraint) == (Status.INFEASIBLE, binding)
         assert f"{limit:,}" in advice.explanation
         assert recommend(limited, Question(target_tokens=18_000)).changes == ()
+
+
+def test_a_context_length_that_vllm_fits_to_the_pool_is_left_to_it() -> None:
+    """Where vLLM fits max_model_len itself, what runs is kept up to the fitted length, and no length is advised."""
+    fit = plain(EngineName.VLLM, {**VLLM_FLAGS, "max_model_len": -1}, page=16)
+    figures = replace(fit.starts[0].measurements, fitted_max_model_len=300_000)
+    fit = replace(with_starts(fit, replace(fit.starts[0], measurements=figures)), context_tokens=1_048_576)
+    assert recommend(fit, Question(target_tokens=200_000)).changes == ()
+    more = recommend(fit, Question(target_tokens=500_000))
+    assert {change.flag for change in more.changes} == {"gpu_memory_utilization"}

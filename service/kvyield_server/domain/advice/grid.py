@@ -14,8 +14,8 @@ from kvyield_server.domain.advice.question import (
     blocks_of_context,
     context_needed,
     context_of,
+    fits_its_context,
     held_fraction,
-    input_limit,
     pool_needed,
     ranks_of,
 )
@@ -29,6 +29,8 @@ COARSE: Floats = FRACTIONS[4::10]
 """For levers: evaluated in steps of 0.01 first, then in steps of 0.001 around the best."""
 LEAST_JOINT = 0.05
 """A chance below this is no advice."""
+_LIMIT_SLACK = 64
+"""Engines keep some tokens of the pool back: a limit this close to it is the pool's."""
 _SPARE = 1.02
 """Bytes or blocks that fix the pool are set this much larger than the need, for whole blocks and padding."""
 _MEBIBYTE = 2**20
@@ -41,8 +43,7 @@ class Option:
 
     ``holds`` is P(pool >= needed), ``survives`` P(free - need >= 0) and ``starts`` P(free >= 0), both None where
     nothing tells free memory. ``is_allowed`` leaves out fractions that a death rules out. ``limit`` is the longest
-    prompt that the engine takes, where it printed one below the target; one that grows with the pool is in
-    ``needed_tokens`` too. ``measured`` is what
+    prompt that the engine takes, where it printed one below the target. ``measured`` is what
     live starts at the fraction with index ``measured_at`` measured; ``is_proven`` says that such a prompt passed there.
     """
 
@@ -57,7 +58,6 @@ class Option:
     is_allowed: Mask
     death: Observation | None
     limit: int | None = None
-    limit_grows: bool = False
     measured: Measured | None = None
     measured_at: int | None = None
     is_proven: bool = False
@@ -195,7 +195,7 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
     is_measured_alone = fractions.size == 1 and at_runs[1] is not None and at_runs[1].pool_tokens is not None
     if predicted.pool is None and not is_measured_alone:
         return None
-    needed, limit, limit_grows = _needed(case, flags)
+    needed = _needed(case, flags)
     need = (
         question.prompt_need_gib if question.prompt_need_gib is not None else model.need(flags, question.target_tokens)
     )
@@ -226,8 +226,7 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
         starts=starts,
         is_allowed=~barred,
         death=death,
-        limit=limit,
-        limit_grows=limit_grows,
+        limit=_limit(case, flags),
         measured=measured,
         measured_at=measured_at,
         is_proven=is_proven,
@@ -248,31 +247,29 @@ def _survival(case: Case, flags: Flags, fractions: Floats, need: Need | float, h
     return survives
 
 
-def _needed(case: Case, flags: Flags) -> tuple[int, int | None, bool]:
-    """Return the pool tokens needed of one rank, an input limit below the target, and whether the pool moves it."""
-    page, question = max(1, case.model.page_tokens), case.question
-    needed = pool_needed(case.engine, question, ranks_of(flags), page)
+def _needed(case: Case, flags: Flags) -> int:
+    """Return the pool tokens needed of one data-parallel rank."""
+    page = max(1, case.model.page_tokens)
+    needed = pool_needed(case.engine, case.question, ranks_of(flags), page)
     held = positive(case.held, case.names.context)
-    if case.engine is EngineName.VLLM and held is not None:
-        needed = max(needed, blocks_of_context(held, page))
+    return max(needed, blocks_of_context(held, page)) if case.engine is EngineName.VLLM and held is not None else needed
+
+
+def _limit(case: Case, flags: Flags) -> int | None:
+    """Return the input limit that the newest start printed, where it is below the target and holds for these flags.
+
+    One that is the pool's own size, or that vLLM fitted to the pool, grows with the pool; one that a shorter context
+    length made does not hold for a longer one.
+    """
     for start in reversed(case.model.starts):
-        limit = input_limit(start)
-        if limit is not None and start.came_up:
-            return _limited(case, start, flags, needed, limit)
-    return needed, None, False
-
-
-def _limited(case: Case, start: Observation, flags: Flags, needed: int, limit: int) -> tuple[int, int | None, bool]:
-    """Apply a printed input limit: one that is a share of the pool grows with it, another is of that start's flags."""
-    target, pool = case.question.target_tokens, start.measurements.pool_tokens
-    if target <= limit:
-        return needed, None, False
-    follows = {start.measurements.swa_pool_tokens, pool, start.measurements.fitted_max_model_len}
-    if pool is not None and any(size is not None and 0 <= size - limit <= 64 for size in follows):
-        return max(needed, ceil(target / limit * pool)), limit, True
-    now, then = context_of(case, flags), context_of(case, start.flags)
-    is_raised = now is not None and then is not None and now > then
-    return needed, None if is_raised else limit, False
+        limit, pool = start.measurements.longest_prompt_tokens, start.measurements.pool_tokens
+        if limit is None or not start.came_up:
+            continue
+        now, then = context_of(case, flags), context_of(case, start.flags)
+        is_raised = now is not None and then is not None and now > then
+        is_pool = pool is not None and 0 <= pool - limit <= _LIMIT_SLACK
+        return None if is_pool or is_raised or limit >= case.question.target_tokens else limit
+    return None
 
 
 def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, Measured | None, bool]:
@@ -289,7 +286,8 @@ def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, 
     if drifted is not None and drifted.id != runs.id and drifted in measured.starts:
         figures = runs.measurements
         measured = replace(measured, pool_tokens=figures.pool_tokens, free_at_ready_gib=figures.free_at_ready_gib)
-    passed = case.model.passed(at, case.question.target_tokens, case.question.concurrent)
+    # One prompt proves several at once: engines work on their chunks one at a time (at most 0.015 GiB more, measured).
+    passed = case.model.passed(at, case.question.target_tokens, 1)
     return int(found[0]), measured, passed is not None
 
 
@@ -310,8 +308,7 @@ def choose(option: Option) -> Choice:
         return _choice(option, index, is_met=True, window=window)
     able = option.is_allowed if option.starts is None else option.is_allowed & (option.starts >= 0.5)
     index = _least_bad(option, able, sure)
-    binding = refused or _binding(option, able, index)
-    return _choice(option, index, binding="input_limit" if binding and option.limit_grows else binding)
+    return _choice(option, index, binding=refused or _binding(option, able, index))
 
 
 def _choice(
@@ -346,7 +343,7 @@ def _refused(option: Option) -> str | None:
     held = positive(case.held, case.names.context)
     if held is not None and held < context_needed(case.engine, case.question):
         return "context_length"
-    return "input_limit" if option.limit is not None and not option.limit_grows else None
+    return "input_limit" if option.limit is not None else None
 
 
 def _preferred(option: Option, found: np.ndarray[tuple[int], np.dtype[np.int64]]) -> int:
@@ -434,6 +431,8 @@ def _admits_its_context(case: Case, choice: Choice) -> bool:
     if case.engine is not EngineName.VLLM:
         return choice.is_met
     admitted, pool = context_of(case, choice.option.flags), choice.option.predicted.pool
+    if fits_its_context(case, choice.option.flags):
+        return True
     if admitted is None or pool is None or (choice.fraction == anchor_fraction(case) and _is_running(case, choice)):
         return True
     wanted = blocks_of_context(admitted, case.model.page_tokens)
@@ -449,7 +448,7 @@ def resized(case: Case, flags: dict[str, Scalar]) -> dict[str, Scalar]:
     fraction = anchor_fraction(case) if held_fraction(case) is None else held_fraction(case)
     at = np.array([fraction])
     for name in _pool_flags(case, flags):
-        predicted, (needed, *_) = case.model.at(flags, at), _needed(case, flags)
+        predicted, needed = case.model.at(flags, at), _needed(case, flags)
         if predicted.pool is None or float(predicted.pool.above(float(needed))[0]) >= case.question.confidence:
             continue
         flags = {**flags, name: _larger(case, flags, name, predicted, needed)}

@@ -220,7 +220,7 @@ def _lower_target(case: Case, choice: Choice) -> Lever | None:
     sure = pool.quantile(1.0 - question.confidence) / -(-question.concurrent // ranks_of(option.flags))
     reserved = context_needed(case.engine, question) - question.target_tokens
     longest = np.minimum(sure - max(reserved, question.reply_tokens), question.target_tokens)
-    limits = [None if option.limit_grows else option.limit, None if held is None else held - reserved]
+    limits = [option.limit, None if held is None else held - reserved]
     for limit in limits:
         longest = longest if limit is None else np.minimum(longest, limit)
     for tokens in _lengths(question.target_tokens):

@@ -106,7 +106,14 @@ def ranks_of(flags: Flags) -> int:
 
 def context_of(case: Case, flags: Flags) -> int | None:
     """Return the context length that an engine under these flags admits, None where it is not known."""
+    if fits_its_context(case, flags):
+        return None
     return positive(flags, case.names.context) or case.model.context_tokens
+
+
+def fits_its_context(case: Case, flags: Flags) -> bool:
+    """Tell whether the engine fits the context length to the pool: vLLM does for -1 and ``auto``."""
+    return case.engine is EngineName.VLLM and flags.get(case.names.context) in (-1, "-1", "auto")
 
 
 def begun_flags(case: Case) -> dict[str, Scalar]:
@@ -116,7 +123,8 @@ def begun_flags(case: Case) -> dict[str, Scalar]:
     """
     names, flags = case.names, {**case.base, **case.held}
     needed, admitted = context_needed(case.engine, case.question), context_of(case, flags)
-    if names.context not in case.held and (admitted is None or admitted < needed):
+    is_short = (admitted is None or admitted < needed) and not fits_its_context(case, flags)
+    if names.context not in case.held and is_short:
         flags[names.context] = needed
     requests = positive(flags, names.requests)
     if names.requests not in case.held and requests is not None and requests < case.question.concurrent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvyield_server.domain.advice.grid import Choice
-from kvyield_server.domain.advice.question import Case, context_needed, context_of
+from kvyield_server.domain.advice.question import Case, context_needed, context_of, fits_its_context
 from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.engines.registry import NAMES, positive
 from kvyield_server.domain.facts.deployment import key_fields
@@ -64,7 +64,7 @@ def _context_length(case: Case, choice: Choice, changes: Sequence[Change]) -> It
         consequence = _BEYOND_CONTEXT[case.engine].format(flag=name)
         detail = f"The model's config allows {longest:,} tokens, fewer than {needed:,}: {consequence}."
         yield Caution(code="beyond_model_context", detail=detail)
-    if admitted is None and not changed:
+    if admitted is None and not changed and not fits_its_context(case, case.base):
         detail = (
             f"Neither {name} nor the model's own context length is known: make sure that it admits {needed:,} tokens."
         )
