@@ -279,6 +279,8 @@ def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, 
         return None, None, False
     found = np.flatnonzero(np.abs(fractions - runs.fraction) < 1e-9)
     at = {**flags, case.fraction_flag: runs.fraction}
+    if at == {**case.base, case.fraction_flag: runs.fraction}:
+        at = dict(runs.flags)  # with what the engine chose by itself, which the standing-in flags leave out
     measured = case.model.measured(at) if found.size else None
     if measured is None:
         return None, None, False
