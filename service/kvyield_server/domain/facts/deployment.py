@@ -168,7 +168,7 @@ def _canonical(field: str, value: Scalar) -> dict[str, str]:
     if field in _ONE_WHEN_OFF:
         return {field: _number_text(value) or "1"}
     if field == "kv_dtype":
-        return {field: _dtype_word(value)}
+        return {field: dtype_word(value)}
     if not is_on(value):
         return {field: "off"}
     return {field: _number_text(value) or ("on" if value is True else str(value).strip().lower())}
@@ -179,7 +179,7 @@ def _number_text(value: Scalar) -> str | None:
     return None if number is None else f"{number:.6g}"
 
 
-def _dtype_word(value: Scalar) -> str:
+def dtype_word(value: Scalar) -> str:
     word = str(value).strip().lower().removeprefix("torch.") if value is not None else "auto"
     word = QUANT_POLICIES.get(word, word)
     if "fp8" in word or word.startswith("float8"):

@@ -149,6 +149,10 @@ class FreeMemory:
         version = parse_version(self.line.setting.engine.version)
         return version is not None and version >= PREFILL_VERSION
 
+    def left_out_graphs(self, start: Observation, ready: float) -> bool:
+        """Tell whether SGLang left out its prefill graphs at a start with so much free at ready."""
+        return _dropped(self, start, ready) > 0.0
+
     def _mixture(self, flags: Flags, fractions: Floats, pool: PoolAt, *, dropped: float) -> Mixture:
         assert self.posterior is not None
         p = self.posterior
@@ -406,7 +410,8 @@ def _inliers(mean: Floats, sd: Floats, rows: Floats, values: Floats) -> Floats:
     spread = 1.4826 * float(np.median(np.abs(left - middle)))
     doubt = np.sqrt((((rows - np.median(rows, axis=0)) * np.where(np.arange(sd.size) == 0, 0.0, sd)) ** 2).sum(axis=1))
     near = np.abs(left - middle) <= FAR * np.maximum(spread, 0.25) + 3.0 * doubt
-    return near.astype(np.float64)
+    found: Floats = near.astype(np.float64)
+    return found
 
 
 def _bounded(posterior: FreePosterior, row: Floats, bound: float, trust: float) -> FreePosterior:

@@ -124,6 +124,9 @@ class YieldModel(Protocol):
     def survives(self, flags: Flags, fractions: Floats, need: Need | float) -> Floats | None:
         """Return P(free memory at ready - need >= 0); None where nothing tells free memory."""
 
+    def headroom(self, flags: Flags, fraction: float, need: Need | float, level: float = 0.9) -> Estimate | None:
+        """Return the interval of free memory at ready less the need at one fraction; None where nothing tells it."""
+
     def forbidden(
         self, flags: Flags, fractions: Floats, prompt_tokens: int, concurrent: int
     ) -> tuple[Mask, Observation | None]:

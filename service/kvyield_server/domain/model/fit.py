@@ -1,0 +1,705 @@
+"""All deployments of one pair, fitted: the one door through which use cases and advice reach the yield model.
+
+Deployments of a pair lend each other what they share. Those that differ only in what moves w share the slope and have a
+w of their own around a common mean; those that differ in c by a known ratio share w; those of different engine versions
+share both, loosely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from math import hypot
+from uuid import UUID
+
+import numpy as np
+from numpy.linalg import LinAlgError
+
+from kvyield_server.domain.answers import Basis, BasisKind, Caution, Estimate, FitSummary, Prediction
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.engines.sglang import flags_as_set
+from kvyield_server.domain.engines.token_cost import counts_alike, token_cost
+from kvyield_server.domain.facts.deployment import (
+    Group,
+    Key,
+    agrees,
+    deployment_key,
+    deployment_label,
+    differing_fields,
+    group_starts,
+    key_fields,
+    key_identifier,
+)
+from kvyield_server.domain.facts.model_config import keeps_states, read_shape
+from kvyield_server.domain.facts.observation import (
+    FRACTION_FLAG,
+    Engine,
+    EngineName,
+    Facts,
+    Flags,
+    Hardware,
+    Model,
+    Observation,
+    Verification,
+)
+from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, is_on
+from kvyield_server.domain.facts.versions import is_other_series, plain_version
+from kvyield_server.domain.model.evidence import Evidence, Label, Use, classify, counted_once
+from kvyield_server.domain.model.free_memory import FreeMemory, fit_free_memory
+from kvyield_server.domain.model.history import History
+from kvyield_server.domain.model.interface import Mask, Measured, Need, Predicted
+from kvyield_server.domain.model.line import GIB, Normal
+from kvyield_server.domain.model.mixture import Floats, Mixture
+from kvyield_server.domain.model.need import PromptNeed, PromptNeeds, fit_prompt_needs, headroom, survival
+from kvyield_server.domain.model.pool import (
+    SHIFT_SD_GIB,
+    UNKNOWN_SHIFT_SD_GIB,
+    VERSION_COST_SD,
+    Lent,
+    PoolFit,
+    PoolLine,
+    fit_pool,
+)
+from kvyield_server.domain.model.prior import Knowledge, Setting, prior_knowledge
+
+MOST_RELATIVES = 64
+"""How many deployments lend to the others, the newest: with all of them, time would grow with their square."""
+SHARED_SLOPE_SD = 0.0005
+KNOWN_RATIO_SD = 0.001
+UNPOOLED = frozenset(
+    {"engine", "variant", "revision", "tp", "pp", "dp", "dp_attention", "dcp", "quantization", "draft"}
+)
+NUMERICAL_FAILURES = (ArithmeticError, ValueError, LinAlgError)
+
+UNIFIED = Caution(
+    code="unified_memory",
+    detail="The GPU shares its memory with the host: equal starts differ by per cents, so every interval is wide.",
+)
+NEIGHBOUR = Caution(
+    code="neighbour",
+    detail="Something else held memory of the GPU during a start; figures were rebased on what was free then.",
+)
+UNUSABLE = Caution(
+    code="unusable_figures",
+    detail=(
+        "No line can be computed from what was posted: a figure is beyond any sense. Retract the start that holds it, "
+        "or correct the GPU's memory or the model's facts."
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PairEvidence:
+    """What is known of one pair. ``transfers`` are starts of the same model on other hardware."""
+
+    observations: tuple[Observation, ...]
+    transfers: tuple[Observation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeploymentFit:
+    """One fitted deployment: a ``YieldModel``, with what use cases need beside it."""
+
+    key: Key
+    summary: FitSummary
+    pool: PoolFit
+    free: FreeMemory
+    needs: PromptNeeds
+    history: History
+
+    @property
+    def engine(self) -> Engine:
+        return self.pool.line.setting.engine
+
+    @property
+    def model(self) -> Model:
+        return self.pool.line.setting.model
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.pool.line.setting.hardware
+
+    @property
+    def flags(self) -> Flags:
+        return self.pool.line.setting.flags
+
+    @property
+    def page_tokens(self) -> int:
+        return self.pool.line.page_tokens
+
+    @property
+    def context_tokens(self) -> int | None:
+        return self.free.context_tokens
+
+    @property
+    def starts(self) -> tuple[Observation, ...]:
+        return self.history.starts
+
+    @property
+    def runs(self) -> Observation | None:
+        return self.history.runs
+
+    @property
+    def drifted(self) -> Observation | None:
+        return self.pool.drifted
+
+    @property
+    def weights_are_stated(self) -> bool:
+        return self.pool.line.knowledge.knows_weights or bool(self.pool.line.knowledge.line.crossings)
+
+    def contradiction(self, flags: Flags) -> str | None:
+        """Return what contradicts what where the line cannot be a real GPU's; None when it is sound."""
+        del flags
+        return self.pool.line.contradiction()
+
+    def at(self, flags: Flags, fractions: Floats) -> Predicted:
+        """Return pool and free memory under these flags at each fraction."""
+        found = self.pool.line.at(flags, fractions)
+        free = self.free.at(flags, fractions, found)
+        return Predicted(
+            fractions=fractions,
+            pool=found.pool,
+            line=found.line,
+            kv_gib=found.kv_gib,
+            free=free,
+            pool_flag=found.flag,
+        )
+
+    def need(self, flags: Flags, prompt_tokens: int) -> PromptNeed:
+        """Return what a prompt of this length takes under these flags."""
+        return self.needs.need(prompt_tokens, flags, drops_graphs=self.free.may_drop_graphs(flags))
+
+    def survives(self, flags: Flags, fractions: Floats, need: Need | float) -> Floats | None:
+        """Return P(free memory at ready - need >= 0); None where nothing tells free memory."""
+        found = self.pool.line.at(flags, fractions)
+        free = self.free.at(flags, fractions, found)
+        if free is None:
+            return None
+        taken = need if isinstance(need, PromptNeed | float) else need.median_gib
+        chance = survival(free, taken)
+        bare = taken.without_graphs if isinstance(taken, PromptNeed) else None
+        share = self.free.drops_graphs(flags, fractions, found) if bare is not None else None
+        if bare is None or share is None:
+            return chance
+        mixed: Floats = (1.0 - share) * chance + share * survival(free, bare)
+        return mixed
+
+    def headroom(self, flags: Flags, fraction: float, need: Need | float, level: float = 0.9) -> Estimate | None:
+        """Return median and central interval of free memory at ready less the need; None where nothing tells it."""
+        fractions = np.array([fraction])
+        found = self.pool.line.at(flags, fractions)
+        free = self.free.at(flags, fractions, found)
+        if free is None:
+            return None
+        taken = need if isinstance(need, PromptNeed | float) else need.median_gib
+        if isinstance(taken, PromptNeed) and taken.without_graphs is not None:
+            share = self.free.drops_graphs(flags, fractions, found)
+            taken = taken.without_graphs if share is not None and float(share[0]) > 0.5 else taken
+        return headroom(free, taken, 0, level)
+
+    def forbidden(
+        self, flags: Flags, fractions: Floats, prompt_tokens: int, concurrent: int
+    ) -> tuple[Mask, Observation | None]:
+        """Return the fractions that a death which counts rules out, and the death that rules out the lowest."""
+        return self.history.forbidden(flags, fractions, prompt_tokens, concurrent)
+
+    def measured(self, flags: Flags) -> Measured | None:
+        """Return what live starts that came up under these very flags measured."""
+        return self.history.measured(flags)
+
+    def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
+        """Return a passed verification, under flags no lighter, of a prompt no shorter and as many at once."""
+        return self.history.passed(flags, prompt_tokens, concurrent)
+
+    def unserved(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
+        """Return the verification that was not served and forbids ``ok`` for such a prompt until one passes."""
+        return self.history.unserved(flags, prompt_tokens, concurrent)
+
+    def bytes_per_token(self, flags: Flags) -> Estimate | None:
+        """Return bytes that one token takes of one GPU's KV memory under these flags."""
+        return self.pool.line.bytes_per_token(flags)
+
+    def for_version(self, version: str | None) -> DeploymentFit:
+        """Return the fit as it answers for this engine version: wider where its evidence is of another."""
+        known = self.key.get("version")
+        if version is None or known is None or known == plain_version(version):
+            return self
+        line = replace(self.pool.line, is_other_version=True)
+        free = replace(self.free, line=line, is_other_version=True)
+        return replace(self, pool=replace(self.pool, line=line), free=free)
+
+    def predict(self, flags: Flags) -> Prediction:
+        """Return pool and free memory at these flags; an estimate is None when nothing tells it."""
+        asked = {**self.flags, **flags}
+        name = FRACTION_FLAG[self.engine.name]
+        fraction = as_number(asked.get(name))
+        is_fraction = fraction is not None and 0.0 <= fraction <= 1.0
+        found = self.at(asked, np.array([fraction if is_fraction and fraction is not None else 0.5]))
+        pool, kv_gib, free = (_sound(part) for part in (found.pool, found.kv_gib, found.free))
+        if not is_fraction:
+            pool, kv_gib, free = (pool if found.pool_flag is not None else None), None, None
+        warnings = [*self.summary.warnings, *self._unknown(flags), *self._capped(found, asked)]
+        if pool is None:
+            warnings.append(not_enough(self.summary))
+        return Prediction(
+            flags=asked,
+            pool_tokens=pool,
+            kv_cache_gib=kv_gib,
+            free_at_ready_gib=free,
+            basis=self.summary.basis,
+            warnings=tuple(warnings),
+        )
+
+    def _capped(self, found: Predicted, asked: Flags) -> Iterator[Caution]:
+        if found.pool_flag is not None:
+            value = asked.get(found.pool_flag)
+            detail = f"{found.pool_flag} {value} sets the pool, whatever the fraction: the prediction says so."
+            yield Caution(code="pool_is_capped", detail=detail)
+
+    def _unknown(self, asked: Flags) -> Iterator[Caution]:
+        """Warn of asked flags that neither kvyield nor any start knows, and of weights that nothing tells."""
+        engine = self.engine.name
+        odd = sorted(name for name in asked if name not in known_flags(engine))
+        unknown = [name for name in odd if not any(name in start.flags for start in self.starts)]
+        if unknown:
+            title, listed = NAMES[engine].title, ", ".join(unknown)
+            detail = f"No start of this deployment has {listed}, and nothing is known of it for {title}: not counted."
+            yield Caution(code="unknown_flag", detail=detail)
+        if self.runs is None or "quantization" not in asked:
+            return
+        now, then = asked.get("quantization"), self.runs.flags.get("quantization")
+        is_changed = (as_word(now) or is_on(now)) != (as_word(then) or is_on(then))
+        if is_changed and not self.pool.line.lighter_gib(asked):
+            detail = (
+                f"quantization {now} is not what runs ({then}): how much the weights take with it is not known here."
+            )
+            yield Caution(code="unknown_change", detail=detail)
+
+
+@dataclass(frozen=True, slots=True)
+class PairFit:
+    """The deployments of one pair, the newest start's first."""
+
+    deployments: tuple[DeploymentFit, ...]
+
+    def choose(
+        self, *, engine: EngineName | None, engine_version: str | None, like: UUID | None, flags: Flags
+    ) -> DeploymentFit | None:
+        """Return the deployment that a question is about, or None when no start of that engine is known.
+
+        ``like`` names a start of it. Else it is the deployment of the newest start that agrees with the flags; when
+        none agrees, the newest one of that version, or of that engine, answers with wider intervals.
+        """
+        chosen = self._chosen(engine, engine_version, like, flags)
+        return None if chosen is None else chosen.for_version(engine_version)
+
+    def _chosen(
+        self, engine: EngineName | None, engine_version: str | None, like: UUID | None, flags: Flags
+    ) -> DeploymentFit | None:
+        if like is not None:
+            return next((fit for fit in self.deployments if any(start.id == like for start in fit.starts)), None)
+        candidates = [fit for fit in self.deployments if engine is None or fit.engine.name is engine]
+        same_version = [fit for fit in candidates if _has_version(fit, engine_version)] or candidates
+        agreeing = [fit for fit in same_version if _agrees_with(fit, flags)]
+        return next(iter(agreeing or same_version), None)
+
+
+def _has_version(fit: DeploymentFit, version: str | None) -> bool:
+    return version is None or fit.key.get("version") == plain_version(version)
+
+
+def _agrees_with(fit: DeploymentFit, flags: Flags) -> bool:
+    asked = deployment_key(fit.model, Engine(name=fit.engine.name), flags, fit.hardware.gpu_count)
+    return agrees(fit.key, asked)
+
+
+@lru_cache(maxsize=len(EngineName))
+def known_flags(engine: EngineName) -> frozenset[str]:
+    """Return the flags of an engine that move a pool or free memory here."""
+    spec = NAMES[engine]
+    roles = {value for each in fields(spec) if isinstance(value := getattr(spec, each.name), str)} - {spec.title}
+    of_key = {name for group in key_fields(engine, requests_move_pool=True).values() for name in group}
+    more = {"disable_radix_cache", "disable_prefill_cuda_graph"}
+    return frozenset({*roles, *of_key, *spec.caps, *spec.inert_with, *more})
+
+
+def not_enough(summary: FitSummary) -> Caution:
+    """Return the warning that goes with a null pool, and what to post next."""
+    if Label.CONFOUNDED in summary.labels:
+        detail = "The starts of this deployment contradict one another; post two that differ in the fraction alone."
+    else:
+        detail = (
+            "Nothing tells how the pool moves with the fraction: post a second start at another fraction, the model's "
+            "config.json facts, or a log with the engine's own memory lines."
+        )
+    return Caution(code="not_enough_evidence", detail=detail)
+
+
+def _sound(quantity: object) -> Estimate | None:
+    """Return the estimate, or None where nothing tells it or a figure of it is none that memory can have."""
+    if not isinstance(quantity, Mixture) or not quantity.is_finite:
+        return None
+    return quantity.estimate()
+
+
+# Fitting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """One deployment as its relatives see it: its key, setting and evidence, and the fit on these alone."""
+
+    key: Key
+    setting: Setting
+    starts: tuple[Observation, ...]
+    found: tuple[Evidence, ...]
+    knowledge: Knowledge
+    fit: PoolFit
+    running: Observation | None
+    is_usable: bool = True
+
+
+def fit_pair(evidence: PairEvidence) -> PairFit:
+    """Fit every deployment of a pair. The order of the observations does not matter."""
+    if not evidence.observations:
+        return PairFit(())
+    starts = counted_once(evidence.observations)
+    groups = group_starts(starts)
+    hardware, model = _merged(starts)
+    with _strict_arithmetic():
+        members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
+        return PairFit(tuple(_fitted(member, members) for member in members))
+
+
+def cold_fit(
+    *, hardware: Hardware, model: Model, engine: Engine, flags: Flags, transfers: tuple[Observation, ...] = ()
+) -> DeploymentFit:
+    """Return what config, GPU and other hardware's starts say before the first start of a pair."""
+    setting = Setting(hardware=hardware, model=model, engine=engine, flags=flags)
+    group = Group(deployment_key(model, engine, flags, hardware.gpu_count), ())
+    with _strict_arithmetic():
+        member = _member(group, setting, transfers)
+        return _fitted(member, [member])
+
+
+@contextmanager
+def _strict_arithmetic() -> Iterator[None]:
+    """Let numpy raise ``FloatingPointError`` where it would warn and go on with infinities."""
+    with np.errstate(over="raise", divide="raise", invalid="raise", under="ignore"):
+        yield
+
+
+def _member(group: Group, setting: Setting, transfers: Sequence[Observation]) -> _Member:
+    with suppress(*NUMERICAL_FAILURES):
+        knowledge = prior_knowledge(setting, group.starts, transfers)
+        found = tuple(classify(start) for start in group.starts)
+        running = _running(group)
+        fit = fit_pool(setting, found, knowledge, running=running)
+        return _Member(
+            key=group.key,
+            setting=setting,
+            starts=group.starts,
+            found=found,
+            knowledge=knowledge,
+            fit=fit,
+            running=running,
+        )
+    return _unusable(group.key, setting, group.starts)
+
+
+def _unusable(key: Key, setting: Setting, starts: tuple[Observation, ...]) -> _Member:
+    """Return a deployment without a line, every start set aside with the reason."""
+    bare = replace(setting, hardware=replace(setting.hardware, memory_gib=None), model=Model(name=setting.model.name))
+    knowledge = prior_knowledge(bare, (), ())
+    reason = "no line can be computed from the figures of these starts: one of them is beyond any sense"
+    found = tuple(Evidence(start, Use.SET_ASIDE, reason, labels=frozenset({Label.UNUSABLE})) for start in starts)
+    fit = fit_pool(bare, found, knowledge)
+    line = replace(fit.line, setting=setting, posterior=None)
+    fit = replace(fit, line=line, labels=fit.labels | {Label.UNUSABLE}, cautions=(UNUSABLE,))
+    return _Member(
+        key=key,
+        setting=setting,
+        starts=starts,
+        found=found,
+        knowledge=knowledge,
+        fit=fit,
+        running=None,
+        is_usable=False,
+    )
+
+
+def _fitted(member: _Member, members: Sequence[_Member]) -> DeploymentFit:
+    """Return the fit of one deployment; alone where its relatives' figures, without a line where its own are no use."""
+    if member.is_usable:
+        for lenders in (members, (member,)):
+            with suppress(*NUMERICAL_FAILURES):
+                return _pooled(member, lenders)
+        member = _unusable(member.key, member.setting, member.starts)
+    return _deployment(member, member.fit, Lent(), ())
+
+
+def _pooled(member: _Member, members: Sequence[_Member]) -> DeploymentFit:
+    others = [other for other in members[: MOST_RELATIVES + 1] if other is not member]
+    lent = _lent(member, others)
+    fit = member.fit
+    if lent.slopes or lent.crossings:
+        fit = fit_pool(member.setting, member.found, member.knowledge, lent, member.running)
+    fit = _with_version_drift(member, fit, others)
+    return _deployment(member, fit, lent, others)
+
+
+def _lent(member: _Member, others: Sequence[_Member]) -> Lent:
+    """Return the narrowest slope and zero crossing that relatives' own evidence gives, in this deployment's tokens."""
+    slopes: list[tuple[Normal, _Member]] = []
+    crossings: list[Normal] = []
+    for other in others:
+        changed = differing_fields(member.key, other.key)
+        if changed & UNPOOLED or not other.is_usable or not other.fit.distinct_fractions:
+            continue
+        ratio = _price_ratio(member, other, changed)
+        slope = other.fit.line.slope
+        if ratio is not None and slope is not None and other.fit.line.tells_slope:
+            low, middle, high = slope.quantiles(0, (0.16, 0.5, 0.84))
+            doubt = hypot(0.5 * (high - low) / middle, ratio.sd)
+            slopes.append((Normal(middle * ratio.mean, middle * ratio.mean * doubt), other))
+        zero = other.fit.line.zero_fraction
+        if zero is not None and member.knowledge.knows_base:
+            base = member.knowledge.line.base.mean
+            shift = hypot(*(SHIFT_SD_GIB.get(field, UNKNOWN_SHIFT_SD_GIB) for field in changed), 0.05)
+            crossings.append(Normal(zero.median, hypot(shift, (zero.high - zero.low) / 3.29 * base)))
+    own = member.fit.line.slope
+    best = min(slopes, key=lambda each: each[0].sd / each[0].mean, default=None)
+    nearest = min(crossings, key=lambda each: each.sd, default=None)
+    if best is not None and own is not None and member.fit.line.tells_slope:
+        low, middle, high = own.quantiles(0, (0.16, 0.5, 0.84))
+        best = best if best[0].sd / best[0].mean < 0.5 * (high - low) / middle else None
+    lender = None if best is None else best[1]
+    points = 0 if lender is None else sum(item.use is Use.POINT for item in lender.fit.evidence)
+    return Lent(
+        slopes=() if best is None else (best[0],),
+        crossings=() if nearest is None else (nearest,),
+        starts=points,
+        deployments=1 if points else 0,
+    )
+
+
+def _price_ratio(member: _Member, other: _Member, changed: frozenset[str]) -> Normal | None:
+    """Return the relative's bytes per token over this one's, or None when they are not comparable."""
+    if "speculation" in changed or not _count_alike(member, other, changed):
+        return None
+    doubt = hypot(SHARED_SLOPE_SD, VERSION_COST_SD if "version" in changed else 0.0)
+    if "kv_dtype" not in changed:
+        return Normal(1.0, doubt)
+    here, there = (
+        token_cost(m.setting.model.facts, m.setting.engine, m.setting.flags, m.setting.hardware.gpu_count)
+        for m in (member, other)
+    )
+    if here is None or there is None:
+        return None
+    return Normal(there.bytes_per_token / here.bytes_per_token, hypot(doubt, KNOWN_RATIO_SD))
+
+
+def _count_alike(member: _Member, other: _Member, changed: frozenset[str]) -> bool:
+    """Tell whether both mean the same by pool tokens: of vLLM's hybrids not across a change of their definition."""
+    is_hybrid = keeps_states(member.setting.model)
+    alike = counts_alike(member.setting.engine, other.setting.engine, hybrid=is_hybrid)
+    return alike and ("length" not in changed or not is_hybrid)
+
+
+def _with_version_drift(member: _Member, fit: PoolFit, others: Sequence[_Member]) -> PoolFit:
+    """Say where a new version's starts lie off the line of the version before it."""
+    points = [item for item in fit.evidence if item.use is Use.POINT and item.tokens is not None]
+    if not points or Label.DRIFT in fit.labels:
+        return fit
+    newest = points[-1]
+    for other in others:
+        is_older = bool(other.starts) and other.starts[-1].observed_at < newest.start.observed_at
+        if not is_older or differing_fields(member.key, other.key) != {"version"}:
+            continue
+        if not other.fit.distinct_fractions or not _count_alike(member, other, frozenset()):
+            continue
+        fraction, tokens = newest.fraction, newest.tokens
+        if fraction is None or tokens is None:
+            return fit
+        predicted = other.fit.line.at({**other.setting.flags, **newest.start.flags}, np.array([fraction])).line
+        if predicted is None:
+            return fit
+        low, middle, high = predicted.quantiles(0, (0.005, 0.5, 0.995))
+        if low <= tokens + fit.line.page_tokens / 2.0 <= high:
+            return fit
+        caution = _drift_caution(fit.line, tokens - middle, f"engine version {other.key.get('version')}")
+        return replace(fit, labels=fit.labels | {Label.DRIFT}, cautions=(*fit.cautions, caution))
+    return fit
+
+
+def _drift_caution(line: PoolLine, tokens: float, against: str) -> Caution:
+    cost = line.cost
+    gib = "" if cost is None else f" ({tokens * np.exp(cost.mean) / GIB:+.2f} GiB)"
+    detail = (
+        f"The newest start's pool is {tokens:+,.0f} tokens{gib} off what {against} predicted; see what else holds the "
+        "GPU, and verify before a restart."
+    )
+    return Caution(code="drift", detail=detail)
+
+
+def _deployment(member: _Member, fit: PoolFit, lent: Lent, others: Sequence[_Member]) -> DeploymentFit:
+    setting, line = member.setting, fit.line
+    measured = member.starts if member.is_usable else ()
+    free = fit_free_memory(measured, line)
+    mistyped = frozenset(item.start.id for item in fit.evidence if Label.OUTLIER in item.labels)
+    history = History(
+        engine=setting.engine,
+        starts=member.starts,
+        flags=setting.flags,
+        mistyped=mistyped,
+        siblings=tuple(_siblings(member, others)),
+    )
+    needs = _needs(measured, setting, free)
+    if fit.drifted is not None:
+        fit = replace(fit, cautions=(*fit.cautions, _drift_caution(line, fit.drift_tokens, "earlier starts")))
+    labels = tuple(sorted(fit.labels))
+    basis = Basis(
+        kind=_basis_kind(fit),
+        deployment=deployment_label(member.key),
+        observation_ids=tuple(item.start.id for item in fit.evidence if item.use is Use.POINT),
+        verified_prompt_tokens=needs.verified_prompt_tokens,
+        lent_starts=lent.starts,
+        lent_deployments=lent.deployments,
+    )
+    summary = FitSummary(
+        deployment=deployment_label(member.key),
+        deployment_id=Group(member.key, member.starts).identifier if member.starts else key_identifier(member.key),
+        engine=setting.engine.name,
+        engine_version=setting.engine.version,
+        parameters=_parameters(line, free),
+        basis=basis,
+        evidence=tuple(item.item() for item in fit.evidence),
+        labels=labels,
+        warnings=tuple(_warnings(fit, member)),
+        last_observed_at=member.starts[-1].observed_at if member.starts else None,
+    )
+    return DeploymentFit(key=member.key, summary=summary, pool=fit, free=free, needs=needs, history=history)
+
+
+def _needs(starts: Sequence[Observation], setting: Setting, free: FreeMemory) -> PromptNeeds:
+    def free_at(start: Observation) -> float | None:
+        fraction = start.fraction
+        if fraction is None or not 0.0 < fraction <= 1.0:
+            return None
+        fractions, flags = np.array([fraction]), {**setting.flags, **start.flags}
+        found = free.at(flags, fractions, free.line.at(flags, fractions))
+        return None if found is None else float(found.moments()[0][0])
+
+    def without_graphs(start: Observation) -> bool:
+        ready = start.measurements.free_at_ready_gib
+        return ready is not None and free.left_out_graphs(start, ready)
+
+    return fit_prompt_needs(starts, setting.model, setting.engine.name, free_at, without_graphs)
+
+
+def _siblings(member: _Member, others: Sequence[_Member]) -> Iterator[Observation]:
+    """Yield starts of deployments that differ in the version alone, within one minor series or where it is unknown."""
+    for other in others:
+        if differing_fields(member.key, other.key) - {"version"}:
+            continue
+        if not is_other_series(member.key.get("version"), other.key.get("version")):
+            yield from other.starts
+
+
+def _basis_kind(fit: PoolFit) -> BasisKind:
+    """Return the rung of the cold-start ladder that a fit stands on."""
+    if fit.distinct_fractions > 1:
+        return BasisKind.SEVERAL_STARTS
+    if fit.distinct_fractions == 1:
+        return BasisKind.ONE_START
+    is_lent = fit.line.knowledge.cost_source == "transfer"
+    return BasisKind.TRANSFER if is_lent else BasisKind.CONFIG_ONLY
+
+
+def _parameters(line: PoolLine, free: FreeMemory) -> dict[str, Estimate]:
+    """Return what the line is made of, each with its unit in its name; free memory is at the running flags."""
+    share, flags = line.share(line.setting.flags), line.setting.flags
+    found: dict[str, Estimate | None] = {}
+    if line.slope is not None and line.tells_slope:
+        found["slope_tokens_per_fraction"] = _scaled(line.slope.estimate(), share)
+        zero = line.zero_fraction
+        found["zero_fraction"] = None if zero is None else _scaled(zero, 1.0 / share)
+    found["bytes_per_token"] = line.bytes_per_token(flags)
+    base = line.base
+    if base is not None:
+        found["base_memory_gib"] = _normal_estimate(base)
+    fraction = as_number(flags.get(FRACTION_FLAG[line.setting.engine.name]))
+    if fraction is not None and 0.0 < fraction <= 1.0:
+        at = np.array([fraction])
+        found["free_at_ready_gib"] = _sound(free.at(flags, at, line.at(flags, at)))
+    return {name: estimate for name, estimate in found.items() if estimate is not None}
+
+
+def _scaled(estimate: Estimate, factor: float) -> Estimate:
+    low, middle, high = (value * factor for value in (estimate.low, estimate.median, estimate.high))
+    return Estimate(median=middle, low=low, high=high, level=estimate.level)
+
+
+def _normal_estimate(value: Normal) -> Estimate:
+    return Estimate(median=value.mean, low=value.mean - 1.645 * value.sd, high=value.mean + 1.645 * value.sd)
+
+
+def _warnings(fit: PoolFit, member: _Member) -> Iterator[Caution]:
+    """Yield the warnings of a fit, contradictions first."""
+    yield from fit.cautions
+    if Label.UNIFIED_MEMORY in fit.labels:
+        yield UNIFIED
+    if Label.NEIGHBOUR in fit.labels:
+        yield NEIGHBOUR
+    if member.knowledge.weights_source == "assumed" and not fit.distinct_fractions:
+        detail = "Nothing states the bytes of a weight: anything from 4-bit to 16-bit is taken to be possible."
+        yield Caution(code="weights_assumed", detail=detail)
+    if member.starts:
+        yield from _layout_cautions(member.key, member.setting.hardware.gpu_count)
+
+
+def _layout_cautions(key: Key, gpu_count: int) -> Iterator[Caution]:
+    """Warn of a deployment that spreads over more GPUs than its hardware has."""
+    tensor, pipeline, data = (as_count(key.get(field)) or 1 for field in ("tp", "pp", "dp"))
+    wanted = tensor * pipeline * data
+    if wanted > gpu_count and key.get("dp_attention", "off") == "off":
+        sizes = f"tensor {tensor}, pipeline {pipeline}, data {data}"
+        detail = f"The layout ({sizes}) takes {wanted} GPUs and the hardware has {gpu_count}: is the count right?"
+        yield Caution(code="layout_exceeds_hardware", detail=detail)
+
+
+def _merged(observations: Sequence[Observation]) -> tuple[Hardware, Model]:
+    """Return the pair's hardware and model, each attribute as the newest start that gave it did."""
+    newest_first = observations[::-1]
+    newest = newest_first[0]
+    memory = (start.hardware.memory_gib for start in newest_first)
+    unified = (start.hardware.unified_memory for start in newest_first)
+    hardware = replace(
+        newest.hardware,
+        memory_gib=next((value for value in memory if value is not None), None),
+        unified_memory=next((value for value in unified if value is not None), None),
+    )
+    facts: dict[str, object] = {}
+    seen: Facts | None = None
+    for start in newest_first:
+        if start.model.facts is not seen and start.model.facts != seen:
+            seen = start.model.facts
+            facts = {**{name: value for name, value in seen.items() if value is not None}, **facts}
+    return hardware, replace(newest.model, facts=facts)
+
+
+def _running(group: Group) -> Observation | None:
+    """Return the newest start that came up, else the newest."""
+    served = [start for start in group.starts if start.came_up]
+    return next(iter(reversed(served or group.starts)), None)
+
+
+def _setting(group: Group, hardware: Hardware, model: Model) -> Setting:
+    running = _running(group)
+    assert running is not None
+    engine = replace(running.engine, version=running.engine.version or group.key.get("version"))
+    model = replace(model, revision=group.key.get("revision"))
+    flags = flags_as_set(running, read_shape(model.facts).context_length)
+    return Setting(hardware=hardware, model=model, engine=engine, flags=flags)

@@ -1,0 +1,220 @@
+"""What starts, deaths and verifications say for themselves, whatever the line says: the ledger's own answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import numpy as np
+
+from kvyield_server.domain.engines.registry import NAMES
+from kvyield_server.domain.facts.deployment import dtype_word
+from kvyield_server.domain.facts.observation import (
+    FRACTION_FLAG,
+    NO_MEMORY_FLAGS,
+    Engine,
+    Flags,
+    Observation,
+    Outcome,
+    Scalar,
+    Verification,
+)
+from kvyield_server.domain.facts.scalars import as_number, is_on
+from kvyield_server.domain.model.evidence import (
+    fraction_of,
+    held_by_others,
+    is_death,
+    is_lighter,
+    is_no_lighter,
+    usable_tokens,
+)
+from kvyield_server.domain.model.interface import Mask, Measured
+from kvyield_server.domain.model.mixture import Floats
+from kvyield_server.domain.model.need import was_served
+
+SAME = 1e-9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The live starts of one deployment, oldest first.
+
+    ``flags`` are those of what runs: what an older start does not mention is taken to be as there. ``mistyped`` starts
+    answer for nothing. ``siblings`` are starts of deployments that differ in the version alone.
+    """
+
+    engine: Engine
+    starts: tuple[Observation, ...]
+    flags: Flags
+    mistyped: frozenset[UUID] = frozenset()
+    siblings: tuple[Observation, ...] = ()
+    deaths: tuple[Observation, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        everything = sorted((*self.starts, *self.siblings), key=lambda start: (start.observed_at, start.id.int))
+        counting = tuple(start for start in everything if is_death(start) and self._counts(start, everything))
+        object.__setattr__(self, "deaths", counting)
+
+    @property
+    def runs(self) -> Observation | None:
+        """The newest live start that came up."""
+        usable = (start for start in reversed(self.starts) if start.came_up and start.id not in self.mistyped)
+        return next(usable, None)
+
+    def measured(self, flags: Flags) -> Measured | None:
+        """Return what live starts that came up under these very flags measured; the newest's figure each."""
+        fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
+        found = [
+            start
+            for start in self.starts
+            if start.came_up
+            and start.id not in self.mistyped
+            and _same_fraction(fraction_of(start), fraction)
+            and self._is_same(start.flags, flags)
+        ]
+        if not found:
+            return None
+        newest_first = [start.measurements for start in reversed(found)]
+        sampled = (max(_befores(start), default=None) for start in reversed(found))
+        free = next((m.free_at_ready_gib for m in newest_first if m.free_at_ready_gib is not None), None)
+        return Measured(
+            starts=tuple(found),
+            pool_tokens=next((p for m in newest_first if (p := usable_tokens(m.pool_tokens)) is not None), None),
+            free_at_ready_gib=free if free is not None else next((gib for gib in sampled if gib is not None), None),
+            longest_prompt_tokens=next(
+                (m.longest_prompt_tokens for m in newest_first if m.longest_prompt_tokens is not None), None
+            ),
+        )
+
+    def forbidden(
+        self, flags: Flags, fractions: Floats, prompt_tokens: int, _concurrent: int
+    ) -> tuple[Mask, Observation | None]:
+        """Return the fractions that a death which counts rules out, and the death that rules out the lowest."""
+        lowest, death = np.inf, None
+        for start in self.deaths:
+            fraction = fraction_of(start)
+            prompt = start.failure.prompt_tokens if start.failure else None
+            is_longer = start.outcome is Outcome.OOM_RUNTIME and prompt is not None and prompt_tokens < prompt
+            if fraction is None or is_longer or is_lighter(self.engine.name, flags, start.flags):
+                continue
+            if fraction < lowest:
+                lowest, death = fraction, start
+        mask: Mask = fractions >= lowest - SAME
+        return mask, death
+
+    def _counts(self, death: Observation, everything: Sequence[Observation]) -> bool:
+        """Tell whether nothing since speaks against a death: another start, or memory that others held."""
+        fraction = fraction_of(death)
+        if held_by_others(death) or fraction is None:
+            return False
+        if death.outcome is Outcome.OOM_RUNTIME:
+            return not any(self._outlived(start, death, fraction) for start in everything)
+        for start in everything:
+            served = fraction_of(start)
+            if not start.came_up or served is None:
+                continue
+            if _same_fraction(served, fraction) and self._is_same(start.flags, death.flags):
+                return False
+            is_later = start.observed_at > death.observed_at
+            if is_later and served >= fraction - SAME and is_no_lighter(self.engine.name, start.flags, death.flags):
+                return False
+        return True
+
+    def _outlived(self, start: Observation, death: Observation, fraction: float) -> bool:
+        """Tell whether a later start served such a prompt under flags no lighter."""
+        served = fraction_of(start)
+        if start.observed_at <= death.observed_at or served is None or served < fraction - SAME:
+            return False
+        if not is_no_lighter(self.engine.name, start.flags, death.flags):
+            return False
+        prompt = death.failure.prompt_tokens if death.failure else None
+        return any(was_served(check) and check.prompt_tokens >= (prompt or 0) for check in start.verifications)
+
+    def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
+        """Return the newest served verification, under flags no lighter, of a prompt no shorter and as many at once."""
+        for start in reversed(self.starts):
+            if start.id in self.mistyped or not start.verifications or not self._is_as_heavy(start, flags):
+                continue
+            for check in reversed(start.verifications):
+                if was_served(check) and _covers(check, prompt_tokens, concurrent):
+                    return check
+        return None
+
+    def unserved(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
+        """Return the newest verification that was not served and forbids ``ok`` for such a prompt until one passes."""
+        fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
+        for start, check in self._unserved():
+            if prompt_tokens < check.prompt_tokens or concurrent < (check.concurrent or 1):
+                continue
+            own = fraction_of(start)
+            is_lower = own is not None and fraction is not None and fraction < own - SAME
+            if not is_lower and is_no_lighter(self.engine.name, flags, start.flags):
+                return check
+        return None
+
+    def _unserved(self) -> Iterator[tuple[Observation, Verification]]:
+        """Yield verifications that were not served and that none since outdid, the newest first."""
+        since: list[tuple[Observation, Verification]] = []
+        for start in reversed(self.starts):
+            for check in reversed(start.verifications):
+                if was_served(check):
+                    since.append((start, check))
+                elif not any(self._outdoes(later, by, start, check) for later, by in since):
+                    yield start, check
+
+    def _outdoes(self, later: Observation, by: Verification, start: Observation, check: Verification) -> bool:
+        return _covers(by, check.prompt_tokens, check.concurrent or 1) and self._is_as_heavy(later, start.flags)
+
+    def _is_as_heavy(self, start: Observation, flags: Flags) -> bool:
+        """Tell whether a start left no more memory to a prompt than these flags do."""
+        name = FRACTION_FLAG[self.engine.name]
+        asked, own = as_number(flags.get(name)), fraction_of(start)
+        if asked is not None and own is not None and own < asked - SAME:
+            return False
+        spec = NAMES[self.engine.name]
+        for cap in (*spec.caps, *spec.inert_with):
+            mine, given = as_number(start.flags.get(cap)), as_number(flags.get(cap))
+            if mine is not None and (given is None or given > mine):
+                return False
+            if mine is None and given is not None and cap in spec.inert_with:
+                return False
+        return is_no_lighter(self.engine.name, start.flags, flags)
+
+    def _is_same(self, own: Flags, asked: Flags) -> bool:
+        """Tell whether no flag of memory differs, the fraction apart; what only one of them knows is as what runs."""
+        for key, value in asked.items():
+            if key in NO_MEMORY_FLAGS or key == FRACTION_FLAG[self.engine.name]:
+                continue
+            if key not in own:
+                if is_on(value) and not _equal(key, value, self.flags.get(key)):
+                    return False
+            elif not _equal(key, value, own[key]):
+                return False
+        return True
+
+
+def _covers(check: Verification, prompt_tokens: int, concurrent: int) -> bool:
+    """Tell whether a verification proves a prompt of this length and as many at once."""
+    return check.prompt_tokens >= prompt_tokens and (check.concurrent or 1) >= concurrent
+
+
+def _befores(start: Observation) -> list[float]:
+    return [check.free_before_gib for check in start.verifications if check.free_before_gib is not None]
+
+
+def _same_fraction(one: float | None, other: float | None) -> bool:
+    return one is not None and other is not None and abs(one - other) <= SAME
+
+
+def _equal(key: str, one: Scalar, other: Scalar) -> bool:
+    if one == other:
+        return True
+    if not is_on(one) and not is_on(other):
+        return True
+    if key == "kv_cache_dtype":
+        return dtype_word(one) == dtype_word(other)
+    numbers = as_number(one), as_number(other)
+    if numbers[0] is not None and numbers[1] is not None:
+        return numbers[0] == numbers[1]
+    return str(one).strip().lower() == str(other).strip().lower()
