@@ -15,6 +15,8 @@ from kvyield_server.domain.facts.scalars import as_count, first_given, is_on
 
 Floats = NDArray[np.float64]
 
+RESERVED_TOKENS = 7
+"""SGLang takes prompts up to min(context length, pool) - 7 tokens."""
 POST_CAPTURE = ("post_capture_kv_sizing", "enable_post_capture_kv_sizing", "sglang_enable_post_capture_kv_sizing")
 
 SGLANG = EngineSpec(

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.engines.token_cost import QUANT_POLICIES, speculation
 from kvyield_server.domain.facts.layout import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
-from kvyield_server.domain.facts.model_config import keeps_states
+from kvyield_server.domain.facts.model_config import keeps_8bit_kv, keeps_states
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
 from kvyield_server.domain.facts.scalars import as_number, is_on
 from kvyield_server.domain.facts.versions import parse_version, plain_version
@@ -44,13 +44,21 @@ _SHARED_FIELDS: dict[str, tuple[str, ...]] = {
     "loader": ("load_format",),
     "host_profile": ("host_profile",),
 }
+AUTO = "auto"
 _ONE_WHEN_OFF = frozenset({"tp", "pp", "dp", "dcp"})
 _SAYS_NOTHING: dict[str, tuple[Scalar, ...]] = {
     "page": (None,),
+    "quantization": (None,),
     "weight_dtype": (None, "auto"),
+    "attention": (None, "auto"),
     "loader": (None, "auto"),
     "compile_cache": (None,),
+    "graphs": (None,),
+    "batched_tokens": (None,),
+    "sequences": (None,),
+    "multimodal": (None,),
 }
+"""Values that leave the choice to the engine: what it chose is unknown, and unknown joins known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +111,22 @@ def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -
         name = next((name for name in names if name in flags), None)
         if name is not None:
             key.update(_canonical(field, flags[name]))
+    if key.get("kv_dtype") == AUTO and keeps_8bit_kv(model.facts):
+        key["kv_dtype"] = "fp8"
     if gpu_count == 1:
         key.setdefault("tp", "1")
     return key
 
 
 def observation_key(start: Observation) -> Key:
-    """Return what is known of a start's deployment key."""
-    return deployment_key(start.model, start.engine, start.flags, start.hardware.gpu_count)
+    """Return what is known of a start's deployment key.
+
+    One that died before it had a pool may not have resolved its KV dtype yet.
+    """
+    key = deployment_key(start.model, start.engine, start.flags, start.hardware.gpu_count)
+    if start.came_up or start.measurements.pool_tokens is not None or key.get("kv_dtype") != AUTO:
+        return key
+    return {field: value for field, value in key.items() if field != "kv_dtype"}
 
 
 def agrees(one: Key, other: Key) -> bool:
@@ -127,7 +143,8 @@ def differing_fields(one: Key, other: Key) -> frozenset[str]:
 def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
     """Group starts by deployment, the newest start's group first; the order of ``starts`` does not matter.
 
-    A start whose key has gaps joins the one group that agrees with all it knows; where several do, it stands alone.
+    A start whose key has gaps joins the one group that agrees with all it knows; where several do, it stands alone if
+    it came up, and else joins the one that came up last: a death founds no deployment.
     """
     ordered = sorted(starts, key=lambda start: (start.observed_at, start.id.int))
     by_key: dict[tuple[tuple[str, str], ...], list[int]] = {}
@@ -143,6 +160,8 @@ def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
     for items in sorted(by_key, key=lambda items: (-len(items), items)):
         key, members = dict(items), by_key[items]
         homes = [group for group in merged if agrees(group[0], key)]
+        if len(homes) > 1 and not any(ordered[position].came_up for position in members):
+            homes = [max(homes, key=lambda group: _last_up(ordered, group[1]))]
         if len(homes) == 1:
             homes[0][0].update(key)
             homes[0][1].extend(members)
@@ -152,13 +171,18 @@ def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
     return tuple(Group(key, tuple(ordered[position] for position in sorted(members))) for key, members in merged)
 
 
+def _last_up(ordered: Sequence[Observation], members: Sequence[int]) -> int:
+    return max((position for position in members if ordered[position].came_up), default=-1)
+
+
 def _signature(start: Observation) -> tuple[object, ...]:
     """Return what a start's key follows from, so that equal starts are read once; true, 1 and 1.0 stay apart."""
     engine, model = start.engine, start.model
     flags = {**start.flags, FRACTION_FLAG[engine.name]: None}
     kinds = tuple(map(type, flags.values()))
     known = (engine.name, engine.version, engine.variant, model.revision, id(model.facts), start.hardware.gpu_count)
-    return *known, tuple(flags.items()), kinds
+    has_pool = start.came_up or start.measurements.pool_tokens is not None
+    return has_pool, *known, tuple(flags.items()), kinds
 
 
 def _canonical(field: str, value: Scalar) -> dict[str, str]:
@@ -180,11 +204,12 @@ def _number_text(value: Scalar) -> str | None:
 
 
 def dtype_word(value: Scalar) -> str:
-    word = str(value).strip().lower().removeprefix("torch.") if value is not None else "auto"
+    """Return a KV dtype as the key has it: what is 16-bit by name is what ``auto`` is for nearly every checkpoint."""
+    word = str(value).strip().lower().removeprefix("torch.") if value is not None else AUTO
     word = QUANT_POLICIES.get(word, word)
     if "fp8" in word or word.startswith("float8"):
         return "fp8"
-    return {"bf16": "bfloat16", "fp16": "float16", "half": "float16"}.get(word, word)
+    return AUTO if word in ("bf16", "fp16", "bfloat16", "float16", "half") else word
 
 
 def _short_hash(text: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import NamedTuple
 
-from kvyield_server.domain.answers import EvidenceItem
+from kvyield_server.domain.answers import Caution, EvidenceItem
 from kvyield_server.domain.engines.fraction_share import is_sized_after_capture
 from kvyield_server.domain.engines.registry import NAMES, number
 from kvyield_server.domain.engines.token_cost import speculation
@@ -215,6 +215,41 @@ def mark_equal_pools(found: Sequence[Evidence]) -> tuple[Evidence, ...]:
         item.put(Use.BOUND, reason, Label.CAPPED) if item.use is Use.POINT and item.tokens in capped else item
         for item in found
     )
+
+
+def mark_blocked(found: Sequence[Evidence]) -> tuple[tuple[Evidence, ...], list[Caution]]:
+    """Set aside refusals and deaths at start-up under flags that came up before or after: memory was held elsewhere.
+
+    The caution goes with the newest start, for whoever sees it fail now.
+    """
+    failed = (Outcome.REFUSED, Outcome.OOM_STARTUP)
+    if not any(item.start.outcome in failed for item in found):
+        return tuple(found), []
+    up = [item for item in found if item.start.came_up and item.fraction is not None]
+    reason = "the same flags came up before or after: another process held the GPU, so it says nothing of the fraction"
+    marked: list[Evidence] = []
+    for item in found:
+        is_blocked = item.start.outcome in failed and (
+            held_by_others(item.start) or any(_are_alike(item, other) for other in up)
+        )
+        has_figures = item.tokens is not None or item.kv_gib is not None
+        marked.append(item.put(Use.SET_ASIDE, reason) if is_blocked and not has_figures else item)
+    cautions = []
+    if found and marked[-1] is not found[-1]:
+        detail = (
+            f"The newest start {'was refused' if found[-1].start.outcome is Outcome.REFUSED else 'ran out of memory'} where "
+            "the same flags came up, or with much less free than the GPU has: see what else holds it; most often an "
+            "engine that has not ended."
+        )
+        cautions.append(Caution(code="memory_held_elsewhere", detail=detail))
+    return tuple(marked), cautions
+
+
+def _are_alike(one: Evidence, other: Evidence) -> bool:
+    if one.fraction is None or other.fraction is None or abs(one.fraction - other.fraction) > SAME_FRACTION:
+        return False
+    names = differing_flags(one.start.flags, other.start.flags)
+    return all(name not in one.start.flags or name not in other.start.flags for name in names)
 
 
 def counted_once(starts: Iterable[Observation]) -> tuple[Observation, ...]:

@@ -42,6 +42,7 @@ from kvyield_server.domain.facts.observation import (
     Hardware,
     Model,
     Observation,
+    Scalar,
     Verification,
 )
 from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, is_on
@@ -240,6 +241,7 @@ class DeploymentFit:
         pool, kv_gib, free = (_sound(part) for part in (found.pool, found.kv_gib, found.free))
         if not is_fraction:
             pool, kv_gib, free = (pool if found.pool_flag is not None else None), None, None
+        pool = _widened(pool, self.pool.drift_tokens)
         warnings = [*self.summary.warnings, *self._unknown(flags), *self._capped(found, asked)]
         if pool is None:
             warnings.append(not_enough(self.summary))
@@ -335,6 +337,15 @@ def not_enough(summary: FitSummary) -> Caution:
             "config.json facts, or a log with the engine's own memory lines."
         )
     return Caution(code="not_enough_evidence", detail=detail)
+
+
+def _widened(pool: Estimate | None, by: float) -> Estimate | None:
+    """Return an interval that holds what the newest start's drift would make of it as well."""
+    if pool is None or not by:
+        return pool
+    low = max(0.0, min(pool.low, pool.median + by - 0.5 * (pool.high - pool.low)))
+    high = max(pool.high, pool.median + by + 0.5 * (pool.high - pool.low))
+    return replace(pool, low=low, high=high)
 
 
 def _sound(quantity: object) -> Estimate | None:
@@ -534,13 +545,13 @@ def _with_version_drift(member: _Member, fit: PoolFit, others: Sequence[_Member]
     return fit
 
 
-def _drift_caution(line: PoolLine, tokens: float, against: str) -> Caution:
+def _drift_caution(line: PoolLine, tokens: float, against: str, differing: str = "") -> Caution:
     cost = line.cost
     gib = "" if cost is None else f" ({tokens * np.exp(cost.mean) / GIB:+.2f} GiB)"
     detail = (
         f"The newest start's pool is {tokens:+,.0f} tokens{gib} off what {against} predicted; see what else holds the "
         "GPU, and verify before a restart."
-    )
+    ) + (f" What differs: {differing}." if differing else "")
     return Caution(code="drift", detail=detail)
 
 
@@ -558,7 +569,8 @@ def _deployment(member: _Member, fit: PoolFit, lent: Lent, others: Sequence[_Mem
     )
     needs = _needs(measured, setting, free)
     if fit.drifted is not None:
-        fit = replace(fit, cautions=(*fit.cautions, _drift_caution(line, fit.drift_tokens, "earlier starts")))
+        caution = _drift_caution(line, fit.drift_tokens, "earlier starts", fit.drift_detail)
+        fit = replace(fit, cautions=(*fit.cautions, caution))
     labels = tuple(sorted(fit.labels))
     basis = Basis(
         kind=_basis_kind(fit),
@@ -624,8 +636,8 @@ def _parameters(line: PoolLine, free: FreeMemory) -> dict[str, Estimate]:
     found: dict[str, Estimate | None] = {}
     if line.slope is not None and line.tells_slope:
         found["slope_tokens_per_fraction"] = _scaled(line.slope.estimate(), share)
-        zero = line.zero_fraction
-        found["zero_fraction"] = None if zero is None else _scaled(zero, 1.0 / share)
+    zero = line.zero_fraction
+    found["zero_fraction"] = None if zero is None else _scaled(zero, 1.0 / share)
     found["bytes_per_token"] = line.bytes_per_token(flags)
     base = line.base
     if base is not None:
@@ -696,10 +708,19 @@ def _running(group: Group) -> Observation | None:
     return next(iter(reversed(served or group.starts)), None)
 
 
+def _joined(group: Group) -> dict[str, Scalar]:
+    """Return flags of the key that only some starts state: unknown joins known, whichever start states it."""
+    fields = {name for names in key_fields(group.starts[0].engine.name).values() for name in names}
+    found: dict[str, Scalar] = {}
+    for start in group.starts:
+        found.update({name: value for name, value in start.flags.items() if name in fields and value is not None})
+    return found
+
+
 def _setting(group: Group, hardware: Hardware, model: Model) -> Setting:
     running = _running(group)
     assert running is not None
     engine = replace(running.engine, version=running.engine.version or group.key.get("version"))
     model = replace(model, revision=group.key.get("revision"))
-    flags = flags_as_set(running, read_shape(model.facts).context_length)
+    flags = {**_joined(group), **flags_as_set(running, read_shape(model.facts).context_length)}
     return Setting(hardware=hardware, model=model, engine=engine, flags=flags)

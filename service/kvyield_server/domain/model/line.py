@@ -48,11 +48,15 @@ class Normal:
 
 @dataclass(frozen=True, slots=True)
 class NoiseScales:
-    """Scatter of equal starts: relative scales, multiples of the boot scatter, and how likely each is beforehand."""
+    """Scatter of equal starts: relative scales, multiples of the boot scatter, and how likely each is beforehand.
+
+    A scale beyond ``usual`` explains figures that have nothing to do with one another.
+    """
 
     relative: tuple[float, ...]
     boot: tuple[float, ...]
     weight: tuple[float, ...]
+    usual: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +356,7 @@ class _Grid:
         whole = share / share.sum()
         mean = float((whole * t).sum())
         sd = sqrt(float((whole * (t - mean) ** 2).sum()))
-        per_row = whole.sum(axis=1)
+        per_row = whole.sum(axis=1) * (self.relative <= self.scales.usual)
         blame = {
             hypothesis.name: float(per_row[self.which == index].sum())
             for index, hypothesis in enumerate(self.prior.hypotheses)

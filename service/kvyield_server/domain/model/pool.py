@@ -41,7 +41,7 @@ from kvyield_server.domain.facts.observation import (
 from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, first_given, is_on
 from kvyield_server.domain.facts.versions import parse_version
 from kvyield_server.domain.model.consensus import Consensus, find_consensus
-from kvyield_server.domain.model.evidence import Evidence, Label, Use, differing_flags, mark_equal_pools
+from kvyield_server.domain.model.evidence import Evidence, Label, Use, differing_flags, mark_blocked, mark_equal_pools
 from kvyield_server.domain.model.line import GIB, LinePosterior, NoiseScales, Normal, Points, fit_line
 from kvyield_server.domain.model.mixture import Floats, Mixture, fixed
 from kvyield_server.domain.model.prior import Knowledge, Setting, logged_base, printed_sd
@@ -61,11 +61,13 @@ DISCRETE = NoiseScales(
     relative=(0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2, 0.25),
     boot=(0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 4.0),
     weight=(0.45, 0.08, 0.12, 0.15, 0.09, 0.05, 0.03, 0.02, 0.01),
+    usual=0.01,
 )
 UNIFIED = NoiseScales(
     relative=(3e-3, 1e-2, 2e-2, 4e-2, 8e-2, 0.2),
     boot=(0.2, 0.5, 1.0, 1.5, 2.0, 4.0),
     weight=(0.1, 0.2, 0.35, 0.2, 0.1, 0.05),
+    usual=0.08,
 )
 USUAL_SCATTER, UNIFIED_SCATTER = 5e-4, 0.03
 
@@ -171,13 +173,17 @@ class PoolLine:
     @cached_property
     def zero_fraction(self) -> Estimate | None:
         """Where the line crosses zero, as a share of the base."""
-        if self.posterior is None or not self.tells_slope:
+        if self.posterior is None or not (self.tells_slope or self.knowledge.knows_zero):
             return None
-        p = self.posterior
-        slope = np.maximum(p.theta[:, 1], 1e-9)
-        x = -p.theta[:, 0] / slope
-        c = p.covariance
-        variance = c[:, 0, 0] + x * (2.0 * c[:, 0, 1] + x * c[:, 1, 1])
+        p, c = self.posterior, self.posterior.covariance
+        if self.tells_slope:
+            slope = np.maximum(p.theta[:, 1], 1e-9)
+            x = -p.theta[:, 0] / slope
+            variance = c[:, 0, 0] + x * (2.0 * c[:, 0, 1] + x * c[:, 1, 1])
+        else:
+            slope = np.maximum(p.theta[:, 2], 1e-9)
+            x = p.theta[:, 3] / slope
+            variance = c[:, 3, 3] + x * (x * c[:, 2, 2] - 2.0 * c[:, 2, 3])
         sd = np.sqrt(np.maximum(variance, 1e-12)) / slope
         return Mixture(mean=x[:, None], sd=sd[:, None], weight=p.weight[:, None]).estimate()
 
@@ -185,7 +191,8 @@ class PoolLine:
     def cost(self) -> Normal | None:
         """Log bytes per token of one GPU; None where nothing tells."""
         if self.posterior is None:
-            return self.knowledge.line.cost if self.knowledge.knows_cost else None
+            known = self.knowledge.line.printed_cost or self.knowledge.line.cost
+            return known if self.knowledge.knows_cost else None
         return self.posterior.log_cost if self.posterior.log_cost.sd < 0.4 else None
 
     def bytes_per_token(self, flags: Flags) -> Estimate | None:
@@ -497,6 +504,7 @@ class PoolFit:
     distinct_fractions: int
     drifted: Observation | None = None
     drift_tokens: float = 0.0
+    drift_detail: str = ""
 
 
 def fit_pool(
@@ -507,7 +515,7 @@ def fit_pool(
     running: Observation | None = None,
 ) -> PoolFit:
     """Fit the line of one deployment to its own starts as classified, oldest first."""
-    evidence = mark_equal_pools(found)
+    evidence, blocked = mark_blocked(mark_equal_pools(found))
     prior = knowledge.line
     if lent is not None:
         crossings = (*prior.crossings, *lent.crossings)
@@ -523,7 +531,7 @@ def fit_pool(
         was = Normal(agreed.slope, max(VERSION_COST_SD * agreed.slope, 1e-6))
         prior = replace(prior, slopes=(*prior.slopes, was))
     posterior = None
-    if kept.count or (knowledge.knows_cost and knowledge.weights_source != "unknown"):
+    if kept.count or knowledge.knows_zero:
         posterior = fit_line(kept, prior, UNIFIED if is_unified else DISCRETE)
         posterior = _bounded(posterior, evidence, setting, prior.base, page)
         posterior = posterior if np.isfinite(posterior.theta).all() else None
@@ -541,6 +549,7 @@ def fit_pool(
     more = _disagreement(line, kept, prior.base) if not is_unified else None
     if more is not None:
         labels, cautions = labels | {Label.SLOPE_DISAGREEMENT}, [*cautions, more]
+    cautions = [*cautions, *blocked, *_refusal_words(evidence)]
     drifted, by = _drift(line, chosen, points, agreed)
     labels = labels.union(*(item.labels for item in evidence))
     return PoolFit(
@@ -551,7 +560,27 @@ def fit_pool(
         distinct_fractions=len({round(x, 6) for x in kept.x.tolist()}),
         drifted=drifted,
         drift_tokens=by,
+        drift_detail="" if drifted is None else "; ".join(_what_differs(chosen[-2].start, drifted)),
     )
+
+
+def _refusal_words(evidence: Sequence[Evidence]) -> list[Caution]:
+    """Say what the newest refusal's own arithmetic tells."""
+    for item in reversed(evidence):
+        failure, start = item.start.failure, item.start
+        if start.outcome is not Outcome.REFUSED or failure is None or item.use is Use.SET_ASIDE:
+            continue
+        told = [
+            f"{failure.needed_gib:g} GiB needed" if failure.needed_gib is not None else "",
+            f"{failure.available_kv_cache_gib:g} GiB available" if failure.available_kv_cache_gib is not None else "",
+            f"at most {failure.longest_tokens:,} tokens" if failure.longest_tokens is not None else "",
+            f"{failure.minimum_fraction:.4f} the least fraction" if failure.minimum_fraction is not None else "",
+        ]
+        words = ", ".join(word for word in told if word)
+        if words:
+            at = "" if item.fraction is None else f" at {item.fraction:g}"
+            return [Caution(code="refused", detail=f"The engine refused{at}: {words}. That is a point of the line.")]
+    return []
 
 
 def page_tokens(setting: Setting, evidence: Sequence[Evidence]) -> int:
@@ -579,12 +608,20 @@ def _points(chosen: Sequence[Evidence], setting: Setting, base: Normal, page: in
     gib = np.array([item.kv_gib if item.kv_gib is not None else np.nan for item in chosen])
     if is_amd(setting.hardware):
         context = read_shape(setting.model.facts).context_length
-        x *= [fraction_share(i.start.engine, i.start.flags, amd=True, context_tokens=context) for i in chosen]
+        x *= [
+            fraction_share(i.start.engine, {**setting.flags, **given(i.start.flags)}, amd=True, context_tokens=context)
+            for i in chosen
+        ]
     if has_base and not setting.scales_free_memory:
         own = np.array([logged_base(item.start) or base.mean for item in chosen])
         x *= np.where(np.abs(own - base.mean) > REBASE_GIB, own / base.mean, 1.0)
     largest = max((printed_sd(item.kv_gib) for item in chosen if item.kv_gib is not None), default=GIB_ROUNDING)
     return Points(x=x, tokens=tokens, gib=gib, page_sd=page * UNIFORM_SD, print_sd=min(largest, 0.03))
+
+
+def given(flags: Flags) -> Flags:
+    """Return the flags that say something."""
+    return {name: value for name, value in flags.items() if value is not None}
 
 
 def _agreed(
@@ -649,7 +686,14 @@ def _is_at_odds(chosen: Sequence[Evidence], agreed: Consensus) -> bool:
 
 def _changed(before: Sequence[Evidence], since: Sequence[Evidence]) -> Caution:
     """Say that something lasting changed, and what the logs show of it."""
-    one, other = before[-1].start, since[-1].start
+    found = _what_differs(before[-1].start, since[-1].start)
+    what = "; ".join(found) if found else "no recorded flag or figure tells what"
+    detail = f"Earlier starts lie on another line: something lasting changed ({what}). Only the starts since then were fitted."
+    return Caution(code="drift", detail=detail)
+
+
+def _what_differs(one: Observation, other: Observation) -> list[str]:
+    """Return figures, version and flags that differ between a start and a later one, in words."""
     found = [
         f"{name.removesuffix('_gib').replace('_', ' ')} {then:g} GiB, now {now:g}"
         for name in ("draft_weights_gib", "weights_gib", "free_before_load_gib", "graph_gib")
@@ -657,13 +701,10 @@ def _changed(before: Sequence[Evidence], since: Sequence[Evidence]) -> Caution:
         and (now := getattr(other.measurements, name)) is not None
         and abs(then - now) > REBASE_GIB
     ]
-    flags = [name for name in differing_flags(one.flags, other.flags) if one.flags.get(name) is not None][:6]
     if one.engine.version != other.engine.version:
         found.append(f"version {one.engine.version or 'unknown'}, now {other.engine.version or 'unknown'}")
-    found += [f"{name} {one.flags.get(name)}, now {other.flags.get(name)}" for name in flags]
-    what = "; ".join(found) if found else "no recorded flag or figure tells what"
-    detail = f"Earlier starts lie on another line: something lasting changed ({what}). Only the starts since then were fitted."
-    return Caution(code="drift", detail=detail)
+    flags = [name for name in differing_flags(one.flags, other.flags) if one.flags.get(name) is not None][:6]
+    return found + [f"{name} {one.flags.get(name)}, now {other.flags.get(name)}" for name in flags]
 
 
 def _confounded(chosen: Sequence[Evidence]) -> Caution:
@@ -715,7 +756,8 @@ def _bounded(
         if item.use is not Use.BOUND or item.fraction is None:
             continue
         start = item.start
-        share = 1.0 if shares is None else shares(start.engine, start.flags, amd=True, context_tokens=context)
+        flags = {**setting.flags, **given(start.flags)}
+        share = 1.0 if shares is None else shares(start.engine, flags, amd=True, context_tokens=context)
         x = item.fraction * share
         if Label.CAPPED in item.labels and item.tokens is not None:
             bounds.add((x, float(item.tokens), False, False))

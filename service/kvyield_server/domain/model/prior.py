@@ -84,6 +84,11 @@ class Knowledge:
         return self.weights_source not in ("unknown", "assumed")
 
     @property
+    def knows_zero(self) -> bool:
+        """Whether anything tells where the line crosses zero: weights, be they assumed, or a refusal."""
+        return self.knows_base and (self.weights_source != "unknown" or bool(self.line.crossings))
+
+    @property
     def knows_cost(self) -> bool:
         return self.cost_source != "unknown"
 
