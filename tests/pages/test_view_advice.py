@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from kvyield_server.domain.answers import AdvicePrediction, Caution, Probability, RestartPlan, Status
+from kvyield_server.domain.answers import AdvicePrediction, Headline, HeadlineCode, Probability, RestartPlan, Status
 from kvyield_server.pages.views.advice import AdviceView, advice_view
 from kvyield_server.pages.views.plot import nothing_asked, overlay
 from kvyield_server.schemas.common import EstimateOut
@@ -15,6 +15,10 @@ from kvyield_server.schemas.recommendations import advice_out
 from pages.values import advice, window
 
 PAIR = UUID(int=9)
+
+
+def line(code: str) -> Headline:
+    return Headline(code=HeadlineCode(code), estimate=False, text="As it is.")
 
 
 def view(texts: dict[str, str] | None = None, **changes: Any) -> AdviceView:
@@ -41,8 +45,8 @@ def test_the_worked_case_reads_as_it_is() -> None:
     ("changes", "heading"),
     [
         ({"status": Status.OK, "window": window(0.92, 0.94)}, "Restart with"),
-        ({"status": Status.OK, "changes": ()}, "What runs now already holds this target: no restart is needed"),
-        ({"status": Status.AT_RISK, "changes": ()}, "Keep the flags that run now, and verify"),
+        ({"status": Status.OK, "headline": line("keep")}, "Keep what runs"),
+        ({"status": Status.AT_RISK, "headline": line("keep")}, "Keep what runs, then verify"),
         ({"status": Status.INFEASIBLE, "flags": {}}, "No fraction holds this target"),
         ({"status": Status.NOT_ENOUGH_EVIDENCE, "flags": {}}, "Not enough evidence for advice"),
     ],
@@ -81,12 +85,9 @@ def test_a_certain_advice_still_reads_as_uncertain() -> None:
     assert [figure.note[-8:] for figure in shown.figures if figure.note] == ["> 99.9 %"] * 2
 
 
-def test_what_the_heading_says_is_not_said_again() -> None:
-    """The warning that the running flags hold the target is left out where the page's heading says it."""
-    holds = Caution(code="running_flags_hold_target", detail="It holds.")
-    out = advice_out(advice(warnings=(holds,)), PAIR)
-    said, silent = (advice_view(out, target_tokens=1, texts={}, is_held=is_held) for is_held in (False, True))
-    assert (said.warnings, silent.warnings) == (("It holds.",), ())
+def test_the_headline_is_shown_as_it_is() -> None:
+    """The page prints the answer's own headline."""
+    assert view(headline=line("keep")).headline == "As it is."
 
 
 def test_gains_of_levers_have_their_sign() -> None:
@@ -107,5 +108,5 @@ def test_the_plots_get_what_the_advice_says() -> None:
     out = advice_out(advice(window=window(0.92, 0.94)), PAIR)
     drawn = overlay(out, running=0.94, target_tokens=200_000, need=need)
     assert (drawn["target"], drawn["window"], drawn["advised"]) == (200_000, [0.92, 0.94], 0.926)
-    assert (drawn["running"], drawn["need"], drawn["held"]) == (0.94, [1.5, 3.0, 6.0], False)
+    assert (drawn["running"], drawn["need"]) == (0.94, [1.5, 3.0, 6.0])
     assert set(nothing_asked(0.94)) == set(drawn)

@@ -116,8 +116,8 @@ class Lever:
 
     flags: Flags
     gain_tokens: int
-    gain_gib: float
-    joint: float
+    gain_gib: float | None
+    joint: float | None
     cost: str
     target_tokens: int | None = None
 

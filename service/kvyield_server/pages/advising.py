@@ -26,7 +26,7 @@ from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.legacy.fit import DeploymentFit, PairFit
+    from kvyield_server.domain.model.fit import DeploymentFit, PairFit
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def advised(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
     form, fit = form_of(fits, pair, given), chosen_deployment(fits, given)
     kept = [*form.values.items(), ("deployment", given.get("deployment", ""))]
     values = {"asked": form.values, "faults": form.faults, "kept_question": kept}
-    nothing = {"advice": None, "held": None, "running": None, "overlay": None, "numbers": ()}
+    nothing = {"advice": None, "running": None, "overlay": None, "numbers": ()}
     if form.question is None or fit is None:
         return {**values, **nothing}
     if not is_asked(given):
@@ -66,24 +66,10 @@ def advised(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
 def _answered(answer: Answer, services: Services, pair: Pair) -> dict[str, Any]:
     services.metrics.recommendations.labels(answer.advice.status.value).inc()
     out, target = advice_out(answer.advice, pair.id), answer.question.target_tokens
-    kept = running_answer(answer, services)
-    held = advice_view(advice_out(kept, pair.id), target_tokens=target, texts={}) if kept else None
     line, need = line_of(answer), prompt_need(answer)
-    drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need, is_held=held is not None)
-    view = advice_view(out, target_tokens=target, texts=texts_of(answer.advice), is_held=held is not None)
-    return {"advice": view, "held": held, "overlay": {**drawn, "line": line.data}, "numbers": line.rows}
-
-
-def running_answer(answer: Answer, services: Services) -> Advice | None:
-    """Return the answer of the running flags that hold the target as they are, at a larger fraction.
-
-    None when a restart is needed, or when the advice itself is to keep what runs.
-    """
-    window, fraction = answer.advice.window, answer.running_fraction
-    if window is None or not isinstance(fraction, int | float) or not window.lowest < fraction <= window.highest:
-        return None
-    kept = recommend(answer.subject, _held(answer.question, answer.fit, fraction), services.answers)
-    return kept if kept.status is Status.OK and not kept.changes else None
+    drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need)
+    view = advice_view(out, target_tokens=target, texts=texts_of(answer.advice))
+    return {"advice": view, "overlay": {**drawn, "line": line.data}, "numbers": line.rows}
 
 
 def _held(question: Question, fit: DeploymentFit, fraction: float) -> Question:
@@ -94,7 +80,7 @@ def _verified_headroom(
     uow: UnitOfWork, services: Services, asked: QuestionIn, fit: DeploymentFit
 ) -> EstimateOut | None:
     """Return the headroom that the longest verified prompt leaves under the running flags, GiB, where it is known."""
-    longest, fraction = fit.prompt_need.verified_prompt_tokens, running_fraction(fit)
+    longest, fraction = fit.summary.basis.verified_prompt_tokens, running_fraction(fit)
     if not longest or not isinstance(fraction, int | float):
         return None
     selector = Selector(**selector_fields(asked), kept=selector_kept(asked))
@@ -121,7 +107,7 @@ def keep_advice(
 def form_of(fits: PairFit, pair: Pair, given: Mapping[str, str]) -> Asked:
     """Return the question of the form; without a target, the running context length is the target."""
     fit = chosen_deployment(fits, given)
-    running = fit.running if fit else None
+    running = (fit.runs or fit.starts[-1]) if fit and fit.starts else None
     target = default_target(running.flags, running.measurements.pool_tokens) if running else default_target({}, None)
     return asked(given, pair_id=pair.id, like=running.id if running else None, default_target=target)
 
@@ -142,9 +128,9 @@ def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> Answer:
 
 
 def texts_of(advice: Advice) -> dict[str, str]:
-    """Return the advice as text to paste, in each form; nothing when there is nothing to restart with."""
-    is_worth_a_restart = advice.status in (Status.OK, Status.AT_RISK) and bool(advice.flags) and bool(advice.changes)
-    return {key: rendered(advice, key).rstrip() for key, _ in FORMATS} if is_worth_a_restart else {}
+    """Return the advice as text to paste, in each form; nothing when there are no flags to give."""
+    has_flags = advice.status in (Status.OK, Status.AT_RISK) and bool(advice.command_line)
+    return {key: rendered(advice, key).rstrip() for key, _ in FORMATS} if has_flags else {}
 
 
 def line_of(answer: Answer) -> LineView:
@@ -159,6 +145,6 @@ def prompt_need(answer: Answer) -> EstimateOut:
     fixed = answer.question.prompt_need_gib
     if fixed is not None:
         return EstimateOut(median=fixed, low=fixed, high=fixed, level=0.9)
-    need = answer.fit.prompt_need.need(answer.question.target_tokens, answer.flags)
-    low, median, high = (round(need.quantile(share), 3) for share in (0.05, 0.5, 0.95))
-    return EstimateOut(median=median, low=low, high=high, level=0.9)
+    need = answer.fit.need(answer.flags, answer.question.target_tokens).estimate()
+    low, median, high = (round(value, 3) for value in (need.low, need.median, need.high))
+    return EstimateOut(median=median, low=low, high=high, level=need.level)

@@ -9,8 +9,8 @@ from uuid import UUID
 
 import msgspec
 
+from kvyield_server.domain.engines.sglang import RESERVED_TOKENS
 from kvyield_server.domain.facts.observation import Scalar
-from kvyield_server.domain.legacy.demand import SGLANG_RESERVED_TOKENS
 from kvyield_server.pages.views.starts import CONTEXT_FLAGS
 from kvyield_server.schemas.recommendations import QuestionIn, recommendation_faults
 from kvyield_server.schemas.strict import Fault, faults_of
@@ -20,13 +20,19 @@ FIELDS = (
     "reply_tokens",
     "concurrent",
     "confidence",
+    "prefer",
     "max_running_requests",
     "kv_cache_dtype",
     "chunked_prefill_size",
     "prompt_need_gib",
 )
 CONFIDENCES = ("0.8", "0.9", "0.95", "0.99")
-_NUMBERS = frozenset(FIELDS) - {"kv_cache_dtype"}
+PREFERENCES = (
+    ("keep", "what runs, or the nearest to it"),
+    ("headroom", "the smallest fraction: most memory left"),
+    ("pool", "the largest fraction: most tokens"),
+)
+_NUMBERS = frozenset(FIELDS) - {"kv_cache_dtype", "prefer"}
 _SPACERS = str.maketrans("", "", ",_'\u00a0\u2009\u202f ")
 _SOME_TARGET = 32_768
 
@@ -45,6 +51,7 @@ def asked(given: Mapping[str, str], *, pair_id: UUID, like: UUID | None, default
     typed = {name: given[name].strip() for name in FIELDS if given.get(name, "").strip()}
     typed.setdefault("target_tokens", str(default_target))
     typed.setdefault("confidence", "0.95")
+    typed.setdefault("prefer", "keep")
     fields: dict[str, Any] = {name: _plain(name, text) for name, text in typed.items()}
     fields |= {"pair_id": str(pair_id)} | ({"like": str(like)} if like else {})
     faults = faults_of(fields, QuestionIn, strict=False)
@@ -67,7 +74,7 @@ def default_target(flags: Mapping[str, Scalar], pool_tokens: int | None) -> int:
     for name in CONTEXT_FLAGS:
         value = flags.get(name)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-            return value - SGLANG_RESERVED_TOKENS if value % 1000 == SGLANG_RESERVED_TOKENS else value
+            return value - RESERVED_TOKENS if value % 1000 == RESERVED_TOKENS else value
     return pool_tokens or _SOME_TARGET
 
 

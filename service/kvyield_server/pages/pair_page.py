@@ -14,7 +14,7 @@ from kvyield_server.api.services import Services, services_of, utc_now
 from kvyield_server.domain.facts.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.advising import advised, chosen_deployment, keep_advice
-from kvyield_server.pages.asking import CONFIDENCES, FIELDS
+from kvyield_server.pages.asking import CONFIDENCES, FIELDS, PREFERENCES
 from kvyield_server.pages.history import FILTERS, history_values
 from kvyield_server.pages.pairs_page import row_of
 from kvyield_server.pages.rendering import address_after, page
@@ -131,6 +131,7 @@ def _fitted(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
         "plot_starts": starts_view(chosen.starts),
         "curve_flag": FRACTION_FLAG[fit.engine],
         "confidences": CONFIDENCES,
+        "preferences": PREFERENCES,
         "kept": [(name, given[name]) for name in FIELDS if given.get(name)],
         **advised(uow, services, pair, given),
     }

@@ -11,7 +11,7 @@ from kvyield_server.pages.views.running import running_view
 from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.legacy.fit import DeploymentFit
+    from kvyield_server.domain.model.fit import DeploymentFit
 
 POINTS = 81
 
@@ -21,29 +21,27 @@ def running_values(fit: DeploymentFit, headroom: EstimateOut | None) -> dict[str
     fraction, flags = running_fraction(fit), flags_as_set(fit)
     line = line_along(fit, flags, (fraction,))
     drawn = {**nothing_asked(fraction), "line": line.data}
-    if fit.running is None:
+    if fit.runs is None:
         return {"running": None, "overlay": drawn, "numbers": line.rows}
     predicted = fit.predict(flags)
     view = running_view(
-        fit.running,
+        fit.runs,
         pool=tokens_out(predicted.pool_tokens),
         free=estimate_out(predicted.free_at_ready_gib, digits=2),
         headroom=headroom,
-        verified_tokens=fit.prompt_need.verified_prompt_tokens,
+        verified_tokens=fit.summary.basis.verified_prompt_tokens,
     )
     return {"running": view, "overlay": drawn, "numbers": line.rows}
 
 
 def running_fraction(fit: DeploymentFit) -> Scalar:
-    """Return the fraction of the newest start that served; None when there is none or it is not known."""
-    return fit.running.flags.get(FRACTION_FLAG[fit.summary.engine]) if fit.running else None
+    """Return the fraction of what runs; None when nothing came up or it is not known."""
+    return fit.runs.flags.get(FRACTION_FLAG[fit.summary.engine]) if fit.runs else None
 
 
 def flags_as_set(fit: DeploymentFit) -> Flags:
     """Return the running flags as an advice starts from them; None for what the engine chose by itself for its pool."""
-    from kvyield_server.domain.legacy.case import running_flags  # scipy loads at the first answer
-
-    return {**dict.fromkeys(fit.running.flags), **running_flags(fit)} if fit.running else {}
+    return {**dict.fromkeys(fit.runs.flags), **fit.flags} if fit.runs else {}
 
 
 def line_along(fit: DeploymentFit, flags: Flags, shown: Iterable[Scalar]) -> LineView:

@@ -11,7 +11,7 @@ from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, 
 from kvyield_server.errors import InvalidError, NotFoundError
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.legacy.fit import DeploymentFit, PairFit
+    from kvyield_server.domain.model.fit import DeploymentFit, PairFit
 
 _MARGIN = 0.05
 _LOWEST, _HIGHEST = 0.01, 0.999
@@ -41,7 +41,7 @@ def curve(
     fit = _deployment(fits, deployment)
     name = FRACTION_FLAG[fit.summary.engine]
     low, high = _range(fit.starts, lowest, highest)
-    held = {flag: value for flag, value in (fit.running.flags if fit.running else {}).items() if flag != name}
+    held = {flag: value for flag, value in (fit.runs.flags if fit.runs else fit.flags).items() if flag != name}
     fractions = [round(low + (high - low) * index / (points - 1), 6) for index in range(points)]
     return Curve(
         pair_id=pair_id,

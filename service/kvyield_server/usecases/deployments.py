@@ -15,7 +15,7 @@ from kvyield_server.usecases.fits import FitCache, Revisions, revisions, transfe
 from kvyield_server.usecases.select import Selector, find_pair
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.legacy.fit import DeploymentFit, PairFit
+    from kvyield_server.domain.model.fit import DeploymentFit, PairFit
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Subject:
         if asked is None or asked == found:
             return ()
         detail = f"Asked for version {asked}; the evidence is of {found or 'an unknown version'}."
-        return (Caution(code="other_engine_version", detail=detail),)
+        return (Caution(code="other_version", detail=detail),)
 
     def _cold(self, flags: Flags) -> DeploymentFit:
-        from kvyield_server.domain.legacy.fit import cold_fit  # scipy loads at the first fit
+        from kvyield_server.domain.model.fit import cold_fit  # scipy loads at the first fit
 
         engine = Engine(name=self.engine, version=self.selector.engine_version)
         hardware, model = self.hardware, self.model

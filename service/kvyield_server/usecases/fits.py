@@ -18,7 +18,7 @@ from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork
 
 if TYPE_CHECKING:
-    from kvyield_server.domain.legacy.fit import DeploymentFit, PairFit
+    from kvyield_server.domain.model.fit import DeploymentFit, PairFit
 
 MOST_STARTS, MOST_LENT, MOST_TRANSFERS = 2_000, 200, 2_000
 
@@ -126,7 +126,7 @@ def _first(given: bool | None, known: bool | None) -> bool | None:
 
 
 def _fit(evidence: Evidence) -> PairFit:
-    from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair  # scipy loads at the first fit
+    from kvyield_server.domain.model.fit import PairEvidence, fit_pair  # scipy loads at the first fit
 
     fit = fit_pair(PairEvidence(evidence.observations, evidence.transfers))
     if not evidence.left_out:

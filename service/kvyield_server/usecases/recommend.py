@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from kvyield_server.domain.answers import Advice, Question
+from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.storage.records import StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.deployments import Subject
@@ -54,7 +54,7 @@ def keep(
         made_at=now,
         pair_id=subject.pair_id,
         question=question,
-        advice=advice,
+        advice=_with_quantiles(subject, question, advice),
         selector=subject.selector.kept,
     )
 
@@ -63,6 +63,17 @@ def keep(
         return stored
 
     return job
+
+
+def _with_quantiles(subject: Subject, question: Question, advice: Advice) -> Advice:
+    """Return an answer with the quantiles of its prediction, by which calibration judges it."""
+    from kvyield_server.domain.calibration import quantiles
+    from kvyield_server.domain.engines.registry import translated
+
+    if advice.status not in (Status.OK, Status.AT_RISK):
+        return advice
+    told = quantiles(subject.deployment(translated(subject.engine, question.flags)), advice.flags)
+    return replace(advice, prediction=replace(advice.prediction, quantiles=told))
 
 
 def rendered(advice: Advice, form: str) -> str:
@@ -82,8 +93,8 @@ def _key(subject: Subject, question: Question) -> Hashable:
 
 
 def _answer(subject: Subject, question: Question) -> Advice:
+    from kvyield_server.domain.advice.recommend import recommend as advise  # scipy loads at the first answer
     from kvyield_server.domain.engines.registry import translated
-    from kvyield_server.domain.legacy.advice import recommend as advise  # scipy loads at the first answer
 
     fit = subject.deployment(translated(subject.engine, question.flags))
     advice = advise(fit, replace(question, engine_version=subject.selector.engine_version))

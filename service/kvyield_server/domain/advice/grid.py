@@ -313,6 +313,15 @@ def choose(option: Option) -> Choice:
     return _choice(option, index, binding=refused or _binding(option, able, index))
 
 
+def _has_measured_memory(case: Case) -> bool:
+    """Tell whether free memory at ready was measured at any start, by its engine or before a prompt."""
+    return any(
+        start.measurements.free_at_ready_gib is not None
+        or any(check.free_before_gib is not None for check in start.verifications)
+        for start in case.model.starts
+    )
+
+
 def _choice(
     option: Option,
     index: int,
@@ -328,15 +337,22 @@ def _choice(
 
 
 def as_it_runs(case: Case, start: Observation) -> Choice | None:
-    """Return a start's own flags and fraction as a choice, None where its pool is not known."""
+    """Return a start's own flags and fraction as a choice, None where its pool is not known.
+
+    Where free memory was never measured, a doubtful probability of it is no more than a prior's: it counts as unknown.
+    """
     if start.fraction is None:
         return None
     flags = {key: value for key, value in case.base.items() if key != case.fraction_flag}
     option = evaluate(case, flags, np.array([start.fraction]))
     if option is None:
         return None
+    confidence = case.question.confidence
+    survives = 0.0 if option.survives is None else float(option.survives[0])
+    if LEAST_JOINT <= survives < confidence and not _has_measured_memory(case):
+        option = replace(option, survives=None)
     sure = min(option.holds[0], 0.0 if option.survives is None else option.survives[0])
-    return _choice(option, 0, is_met=bool(sure >= case.question.confidence))
+    return _choice(option, 0, is_met=bool(sure >= confidence))
 
 
 def _refused(option: Option) -> str | None:

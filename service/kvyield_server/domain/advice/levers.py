@@ -18,9 +18,10 @@ from kvyield_server.domain.advice.question import (
 from kvyield_server.domain.answers import Lever
 from kvyield_server.domain.engines.registry import number, positive
 from kvyield_server.domain.engines.token_cost import kv_element_bytes, speculation
+from kvyield_server.domain.facts.deployment import requests_move_pool
 from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.model_config import is_latent_attention
-from kvyield_server.domain.facts.observation import EngineName, Scalar
+from kvyield_server.domain.facts.observation import EngineName, Observation, Scalar
 from kvyield_server.domain.facts.scalars import is_on
 from kvyield_server.domain.model.interface import Floats, Need
 
@@ -72,7 +73,7 @@ def _chance(choice: Choice) -> float:
 
 
 def _helps(lever: Lever, gained: float) -> bool:
-    return gained > -1e-4 and (lever.gain_tokens > 0 or lever.gain_gib >= _LEAST_GAIN_GIB) and bool(lever.flags)
+    return gained > -1e-4 and (lever.gain_tokens > 0 or (lever.gain_gib or 0.0) >= _LEAST_GAIN_GIB) and bool(lever.flags)
 
 
 def _solved(case: Case, choice: Choice, candidate: _Candidate) -> Choice | None:
@@ -118,11 +119,27 @@ def _middle(need: Need | float) -> float:
     return need if isinstance(need, int | float) else need.median_gib
 
 
+def lighter_use_of(case: Case, start: Observation) -> tuple[Lever, ...]:
+    """Return what would leave more memory to a prompt at a start's own pool, where no line tells of another fraction.
+
+    Only flags that move free memory alone: what they gain is not known, so gain and probability are None.
+    """
+    names, flags = case.names, start.flags
+    if case.engine is not EngineName.SGLANG or requests_move_pool(case.model.model, case.model.engine, flags):
+        return ()
+    found = []
+    for candidate in _lighter_use(case, dict(flags)):
+        if set(candidate.flags) <= {names.chunk, names.requests, names.graph_batch}:
+            kept = {case.fraction_flag: flags.get(case.fraction_flag), **candidate.flags}
+            found.append(Lever(flags=kept, gain_tokens=0, gain_gib=None, joint=None, cost=candidate.cost))
+    return tuple(found)
+
+
 def _candidates(case: Case, choice: Choice) -> Iterator[_Candidate]:
     """Yield the changes that the engine offers and the question does not rule out."""
     yield from _without_hold(case, choice)
     yield from _raised(case, choice)
-    yield from _lighter_use(case, choice)
+    yield from _lighter_use(case, choice.option.flags)
     yield from _costlier(case, choice)
 
 
@@ -148,9 +165,9 @@ def _raised(case: Case, choice: Choice) -> Iterator[_Candidate]:
         yield _Candidate(raised, f"{_FREE}: a {way} fraction, where pool and memory together are likeliest", 1.0)
 
 
-def _lighter_use(case: Case, choice: Choice) -> Iterator[_Candidate]:
+def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
     """Yield fewer requests, smaller chunks, fewer graphs and a shorter context."""
-    names, flags = case.names, choice.option.flags
+    names = case.names
     at_once = max(case.question.concurrent, 1)
     useless = (
         {names.chunk} if is_latent_attention(case.model.model.facts) and case.engine is EngineName.SGLANG else set()

@@ -7,13 +7,12 @@ from math import ceil
 
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.engines.registry import NAMES, number, positive, translated
+from kvyield_server.domain.engines.sglang import RESERVED_TOKENS
 from kvyield_server.domain.engines.spec import EngineSpec
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar
 from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.model.interface import YieldModel
 
-SGLANG_RESERVED_TOKENS = 7
-"""SGLang takes prompts up to min(context length, pool) - 7 tokens."""
 VLLM_LEAST_REPLY = 1
 """vLLM refuses a prompt as long as max_model_len: at least one token of reply must fit beside it."""
 _DATA = ("dp_size", "data_parallel_size", "dp")
@@ -74,7 +73,7 @@ def context_needed(engine: EngineName, question: Question) -> int:
     """Return the shortest context length under which the engine takes the request."""
     if engine is EngineName.VLLM:
         return question.target_tokens + max(question.reply_tokens, VLLM_LEAST_REPLY)
-    reserved = SGLANG_RESERVED_TOKENS if engine is EngineName.SGLANG else 0
+    reserved = RESERVED_TOKENS if engine is EngineName.SGLANG else 0
     return question.target_tokens + question.reply_tokens + reserved
 
 
@@ -87,7 +86,7 @@ def pool_needed(engine: EngineName, question: Question, ranks: int, page_tokens:
     page = max(1, page_tokens)
     needed = ceil(question.concurrent / max(1, ranks)) * (question.target_tokens + question.reply_tokens)
     if engine is EngineName.SGLANG:
-        needed = max(needed, question.target_tokens + SGLANG_RESERVED_TOKENS)
+        needed = max(needed, question.target_tokens + RESERVED_TOKENS)
     if engine is EngineName.VLLM:
         needed = max(needed, blocks_of_context(context_needed(engine, question), page))
     return ceil(needed / page) * page

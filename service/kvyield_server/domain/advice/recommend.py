@@ -8,7 +8,7 @@ from math import hypot
 
 from kvyield_server.domain.advice import words
 from kvyield_server.domain.advice.grid import LEAST_JOINT, Choice, as_it_runs, solve
-from kvyield_server.domain.advice.levers import levers
+from kvyield_server.domain.advice.levers import levers, lighter_use_of
 from kvyield_server.domain.advice.plan import restart_plan, verification_seconds
 from kvyield_server.domain.advice.question import (
     Case,
@@ -29,6 +29,7 @@ from kvyield_server.domain.answers import (
     Caution,
     Change,
     Estimate,
+    Lever,
     Prefer,
     Probability,
     Question,
@@ -280,6 +281,15 @@ def _window(case: Case, decision: _Decision) -> Window | None:
     return None if window is None else Window(lowest=window[0], highest=window[1])
 
 
+def _lighter(case: Case) -> tuple[Lever, ...]:
+    """Return lighter flags at what runs, where its pool holds the target and only its memory is in doubt."""
+    runs = case.runs
+    if runs is None or runs.measurements.pool_tokens is None:
+        return ()
+    needed = pool_needed(case.engine, case.question, ranks_of(runs.flags), case.model.page_tokens)
+    return lighter_use_of(case, runs) if runs.measurements.pool_tokens >= needed else ()
+
+
 def _not_enough(case: Case, contradiction: str | None) -> Advice:
     lack = words.lack(case, contradiction)
     keys = dict.fromkeys((case.names.fraction, case.names.context, case.names.requests, *case.held))
@@ -297,7 +307,7 @@ def _not_enough(case: Case, contradiction: str | None) -> Advice:
         restarts=None,
         verification_seconds=verification_seconds(case.question, case.model.starts),
         basis=case.model.summary.basis,
-        alternatives=(),
+        alternatives=_lighter(case),
         warnings=(Caution(code="not_enough_evidence", detail=lack), *versions(case), *case.model.summary.warnings),
         explanation=lack,
         binding_constraint="evidence",

@@ -307,12 +307,13 @@ def _line(case: Case, choice: Choice | None, answer: Advice, code: HeadlineCode)
     if code is HeadlineCode.KEEP:
         risk = "" if answer.status is Status.OK else f" At risk: {_risk(case, choice)}."
         pool_words = f"its pool of {tokens:,.0f} tokens holds the {needed:,} needed"
-        return f"Keep what runs ({answer.command_line}): {pool_words}.{risk}"
-    what = f"{listed(answer.flags, case.engine)}: about {tokens:,.0f} tokens of pool for the {needed:,} needed"
-    if code is HeadlineCode.AT_RISK:
-        return f"At risk: {what}; {_risk(case, choice)}."
+        return f"Keep what runs ({case.fraction_flag} {choice.fraction:g}): {pool_words}.{risk}"
+    changed = {change.flag: answer.flags.get(change.flag) for change in answer.changes}
     again = "Restart" if case.anchor is not None else "Start"
-    return f"{again} with {what}."
+    what = f"{again} with {listed(changed, case.engine) if changed else 'the same flags'}"
+    pool_words = f"about {tokens:,.0f} tokens of pool for the {needed:,} needed"
+    risk = f" At risk: {_risk(case, choice)}." if code is HeadlineCode.AT_RISK else ""
+    return f"{what}: {pool_words}.{risk}"
 
 
 def _risk(case: Case, choice: Choice) -> str:

@@ -62,7 +62,7 @@ def levers(case: Case, solution: Solution) -> tuple[Lever, ...]:
 
 def _helps(lever: Lever, gained: float) -> bool:
     """Tell whether a lever brings an infeasible answer nearer: more tokens or memory, at no lower probability."""
-    return gained > -_LEAST_GAIN and (lever.gain_tokens > 0 or lever.gain_gib >= _LEAST_GAIN_GIB)
+    return gained > -_LEAST_GAIN and (lever.gain_tokens > 0 or (lever.gain_gib or 0.0) >= _LEAST_GAIN_GIB)
 
 
 def _solved(case: Case, solution: Solution, candidate: _Candidate) -> Solution | None:

@@ -211,7 +211,7 @@
     stage.setAttribute("aria-valuemax", line.fraction.at(-1));
     draw();
     const known = line.fraction;
-    const wanted = advice && [advice.held ? null : advice.advised, advice.running, advice.advised].find((f) => typeof f === "number");
+    const wanted = advice && [advice.advised, advice.running].find((f) => typeof f === "number");
     const first = wanted != null ? wanted : known[Math.floor(known.length / 2)];
     for (const item of document.querySelectorAll("[data-asked-only]")) item.hidden = !advice || advice.target == null;
     stage.setAttribute("aria-valuenow", first);

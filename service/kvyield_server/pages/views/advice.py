@@ -29,8 +29,13 @@ FORMATS = (
     ("compose", "compose"),
     ("kubernetes", "Kubernetes"),
 )
-HOLDS_CODE = "running_flags_hold_target"
-HOLDS = "What runs now already holds this target: no restart is needed"
+HEADINGS = {
+    "keep": "Keep what runs",
+    "change": "Restart with",
+    "at_risk": "Restart with",
+    "infeasible": "No fraction holds this target",
+    "not_enough_evidence": "Not enough evidence for advice",
+}
 STATUS_WORDS = {
     Status.OK: "ok",
     Status.AT_RISK: "at risk",
@@ -75,6 +80,7 @@ class AdviceView:
     status: Status
     status_word: str
     heading: str
+    headline: str
     command_line: str
     summary: str
     figures: tuple[Figure, ...]
@@ -90,18 +96,14 @@ class AdviceView:
     texts: tuple[tuple[str, str, str], ...]
 
 
-def advice_view(
-    advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, str], is_held: bool = False
-) -> AdviceView:
-    """Return the advice in words; ``texts`` are its renderings by format.
-
-    ``is_held`` says that the page tells already that what runs now holds the target.
-    """
+def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, str]) -> AdviceView:
+    """Return the advice in words; ``texts`` are its renderings by format."""
     plan = advice.restarts
     return AdviceView(
         status=advice.status,
         status_word=STATUS_WORDS[advice.status],
         heading=_heading(advice),
+        headline=advice.headline.text if advice.headline else "",
         command_line=advice.command_line,
         summary=_summary(advice),
         figures=_figures(advice, target_tokens),
@@ -110,7 +112,7 @@ def advice_view(
         minutes=_minutes(plan),
         verification=duration(advice.verification_seconds),
         window=_window(advice),
-        warnings=tuple(item.detail for item in advice.warnings if not (is_held and item.code == HOLDS_CODE)),
+        warnings=tuple(item.detail for item in advice.warnings),
         explanation=advice.explanation,
         basis=_basis(advice),
         levers=tuple(_lever(lever) for lever in advice.alternatives),
@@ -119,13 +121,9 @@ def advice_view(
 
 
 def _heading(advice: AdviceOut) -> str:
-    if advice.status is Status.INFEASIBLE:
-        return "No fraction holds this target"
-    if advice.status is Status.NOT_ENOUGH_EVIDENCE:
-        return "Not enough evidence for advice"
-    if not advice.changes and advice.flags:
-        return HOLDS if advice.status is Status.OK else "Keep the flags that run now, and verify"
-    return "Restart with" if advice.status is Status.OK else "Restart with, then verify"
+    code = advice.headline.code.value if advice.headline else advice.status.value
+    heading = HEADINGS.get(code, "Restart with")
+    return f"{heading}, then verify" if advice.status is Status.AT_RISK else heading
 
 
 def _summary(advice: AdviceOut) -> str:

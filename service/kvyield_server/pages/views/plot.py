@@ -112,13 +112,8 @@ def thinned(starts: Sequence[Observation], most: int) -> list[Observation]:
     return [start for start in starts if start.id in chosen]
 
 
-def overlay(
-    advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None, is_held: bool = False
-) -> dict[str, Any]:
-    """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need.
-
-    ``held`` says that what runs now holds the target as it is.
-    """
+def overlay(advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None) -> dict[str, Any]:
+    """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need."""
     return {
         "target": target_tokens,
         "window": [advice.window.lowest, advice.window.highest] if advice.window else None,
@@ -126,14 +121,13 @@ def overlay(
         "running": running,
         "need": [need.low, need.median, need.high] if need else None,
         "status": advice.status.value,
-        "held": is_held,
     }
 
 
 def nothing_asked(running: Scalar) -> dict[str, Any]:
     """Return what the plots draw over the lines before a question: the running fraction alone."""
     nothing = dict.fromkeys(("target", "window", "advised", "need", "status"))
-    return {**nothing, "running": running, "held": False}
+    return {**nothing, "running": running}
 
 
 def _band(estimates: Sequence[EstimateOut | None]) -> dict[str, list[float | None]] | None:
