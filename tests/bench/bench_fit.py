@@ -9,13 +9,11 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
+from kvyield_server.domain.model.fit import PairEvidence, fit_pair
+
 from domain.real_starts import KIMI, PRO_6000, observe
 from kvyield_server.domain.facts.observation import Engine, EngineName
-from kvyield_server.domain.legacy.capacity_fit import fit_capacity
-from kvyield_server.domain.legacy.capacity_prior import Setting, physics_prior
-from kvyield_server.domain.legacy.evidence import classify
-from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
-from kvyield_server.domain.legacy.free_memory import fit_free_memory
+from kvyield_server.domain.model.evidence import classify
 
 RUNS = 60
 STARTS = 500
@@ -48,20 +46,9 @@ def main() -> None:
         for position in range(STARTS)
         for fraction in [0.8 + 0.16 * position / STARTS]
     ]
-    setting = Setting(hardware=PRO_6000, model=KIMI, engine=engine, flags=starts[-1].flags)
     evidence = PairEvidence(tuple(starts))
     (fit,) = fit_pair(evidence).deployments
-    prior = physics_prior(setting, starts, ())
-    found = [classify(start) for start in starts]
-
-    def first_three() -> None:
-        fit_capacity(setting, [classify(start) for start in starts], physics_prior(setting, starts, ()))
-
-    report("prior", lambda: physics_prior(setting, starts, ()))
     report(f"evidence of {STARTS} starts", lambda: [classify(start) for start in starts])
-    report(f"capacity, {STARTS} starts", lambda: fit_capacity(setting, found, prior))
-    report("evidence, prior and capacity", first_three)
-    report(f"free memory, {STARTS} starts", lambda: fit_free_memory(starts, fit.capacity, KIMI))
     report(f"whole pair, {STARTS} starts", lambda: fit_pair(evidence))
     report("one prediction", lambda: fit.predict({"mem_fraction_static": 0.93}))
 

@@ -20,7 +20,9 @@ from uuid import UUID
 
 import numpy as np
 
-from domain.straight_line import BIRTH
+from domain.real_starts import EPOCH
+from domain.simulated_models import prompt_prior
+from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.engines.token_cost import token_cost
 from kvyield_server.domain.facts.devices import free_before_load
@@ -37,9 +39,7 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.legacy.advice import recommend
-from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
-from kvyield_server.domain.legacy.headroom import fit_prompt_need
+from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 GIB = float(2**30)
 MOST_RESTARTS = 60
@@ -139,7 +139,7 @@ class Task:
         before, after = round(self.truth.base, 2), round(self.truth.base - self.truth.weights, 2)
         return Observation(
             id=UUID(int=int(self.random.integers(1, 2**62))),
-            observed_at=BIRTH + timedelta(minutes=10 * len(self.seen)),
+            observed_at=EPOCH + timedelta(minutes=10 * len(self.seen)),
             hardware=self.hardware,
             model=self.model,
             engine=Engine(name=EngineName.SGLANG, version="0.5.12"),
@@ -200,8 +200,8 @@ def _draw(random: np.random.Generator) -> tuple[Task, tuple[float, float] | None
         prompt=0.0,
     )
     task = Task(truth, 0, hardware, model, {**flags, "chunked_prefill_size": 8192}, bool(random.random() < 0.6), random)
-    need = fit_prompt_need([], model, Engine(name=EngineName.SGLANG)).need(100_000, task.flags)
-    task.truth = replace(truth, prompt=need.median_gib * exp(need.log_sd * float(random.standard_normal())))
+    median, log_sd = prompt_prior(model.facts, EngineName.SGLANG, tensor, 100_000)
+    task.truth = replace(truth, prompt=median * exp(log_sd * float(random.standard_normal())))
     lowest, highest = truth.weights / base + float(random.uniform(0.05, 0.15)), min(0.995, task.truth.highest())
     return task, (lowest, highest) if highest - lowest > 0.025 else None
 

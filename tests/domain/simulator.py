@@ -31,7 +31,7 @@ from uuid import UUID
 import numpy as np
 
 from domain.real_starts import EPOCH
-from domain.simulated_models import ARCHITECTURES, HYBRIDS, VERSIONS, Draft, draft_factor, token_bytes
+from domain.simulated_models import ARCHITECTURES, HYBRIDS, VERSIONS, Draft, draft_factor, prompt_prior, token_bytes
 from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.facts.devices import free_before_load, usable_memory
 from kvyield_server.domain.facts.observation import (
@@ -47,7 +47,6 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.legacy.headroom import fit_prompt_need
 
 GIB = float(2**30)
 CHUNK = 8192
@@ -187,9 +186,8 @@ class _World:
         self.requests = int(random.choice([8, 16, 32, 64]))
         self.first_requests = self.requests
         self.toggles_graphs = self.is_sglang and random.random() < 0.15
-        model, engine = self.model, Engine(name=self.engine)
-        self.prior_need = fit_prompt_need([], model, engine).need(KNEE_TOKENS, self._flags(0.5, 1, {}))
-        self.peak = self.prior_need.median_gib * exp(self._normal(0.0, self.prior_need.log_sd))
+        median, log_sd = prompt_prior(self.facts, self.engine, self.tensor, KNEE_TOKENS)
+        self.peak = median * exp(self._normal(0.0, log_sd))
         self.growth = self._normal(1.5, 0.5) if self.kind == "mla" and self.is_sglang else 0.0
 
     @property

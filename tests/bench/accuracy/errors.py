@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, PairFit, fit_pair
+
 from bench.report import middle, per_cent, share_of
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.facts.observation import Observation
-from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, PairFit, fit_pair
 
 
 @dataclass
@@ -80,7 +81,7 @@ def ask(pair: PairFit, start: Observation) -> Answer | None:
     measured = start.measurements
     fit = pair.choose(engine=start.engine.name, engine_version=start.engine.version, like=None, flags=start.flags)
     prediction = None if fit is None else fit.predict(start.flags)
-    page = 1 if fit is None else fit.capacity.page_tokens
+    page = 1 if fit is None else fit.page_tokens
     if measured.pool_tokens is not None and (prediction is None or prediction.pool_tokens is not None):
         return Answer(None if prediction is None else prediction.pool_tokens, measured.pool_tokens, page, fit)
     if measured.kv_cache_gib is not None and start.engine.name == "vllm":

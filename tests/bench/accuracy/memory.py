@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations
 
+import numpy as np
+from kvyield_server.domain.model.fit import DeploymentFit
+
 from bench.accuracy.errors import fit_of
 from bench.report import Report, middle, per_cent, share_of
 from domain.measured_memory import ladder, measured_prompts, measured_starts
 from kvyield_server.domain.facts.observation import Observation
-from kvyield_server.domain.legacy.fit import DeploymentFit
-from kvyield_server.domain.legacy.window import headroom_estimate
+from kvyield_server.domain.model.interface import Need
 
 LADDERS = (("qwen3-8b", "sglang"), ("dsv2-lite", "sglang"), ("qwen3-8b", "vllm"))
+SHARES = tuple((step + 0.5) / 60 for step in range(60))
 HEADS = ("predictions", "median off, GiB", "worst off, GiB", "inside 90 %")
 
 
@@ -64,9 +67,8 @@ def _free_memory(report: Report) -> None:
 
 
 def _add_free(gaps: Gaps, fit: DeploymentFit, other: Observation) -> None:
-    free, truth = fit.free_memory.at_ready(other.flags), other.measurements.free_at_ready_gib
-    if free is not None and truth is not None:
-        estimate = free.estimate()
+    estimate, truth = fit.predict(other.flags).free_at_ready_gib, other.measurements.free_at_ready_gib
+    if estimate is not None and truth is not None:
         gaps.add(estimate.median, estimate.low, estimate.high, truth)
 
 
@@ -87,7 +89,19 @@ def _headroom(report: Report) -> None:
 
 
 def _add_headroom(gaps: Gaps, fit: DeploymentFit, start: Observation, tokens: int, lowest: float) -> None:
-    free = fit.free_memory.at_ready(start.flags)
+    free = fit.at(start.flags, np.array([start.fraction or 0.0])).free
     assert free is not None
-    headroom = headroom_estimate(free, fit.prompt_need.need(tokens, start.flags))
-    gaps.add(headroom.median, headroom.low, headroom.high, lowest, slack=0.1)
+    need = fit.need(start.flags, tokens)
+    frees = np.array([float(free.quantile(share)[0]) for share in SHARES])
+    needs = np.array([_quantile(need, share) for share in SHARES])
+    low, median, high = np.quantile(np.subtract.outer(frees, needs), (0.05, 0.5, 0.95))
+    gaps.add(float(median), float(low), float(high), lowest, slack=0.1)
+
+
+def _quantile(need: Need, share: float) -> float:
+    """Return what a prompt takes at most with this probability, GiB."""
+    low, high = 0.0, 1_000.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (middle, high) if need.at_most(middle) < share else (low, middle)
+    return high
