@@ -95,7 +95,7 @@ def token_cost(facts: Facts, engine: Engine, flags: Flags, gpu_count: int) -> To
     cost = TokenCost(target, FORMULA_SD)
     if not case.layout.is_known and case.shape.latent_width is None:
         cost = cost.times(1.0, INFERRED_LAYOUT_SD)
-    if case.shape.recurrent_layers and not _is_pinned(flags):
+    if case.shape.recurrent_layers and not is_pinned(flags):
         cost = cost.times(1.0, STATE_SPLIT_SD)
     if case.shape.is_hybrid and case.engine is EngineName.VLLM:
         cost = cost.times(1.0, HYBRID_SD)
@@ -177,16 +177,17 @@ def has_states_of_their_own(model: Model, flags: Flags) -> bool:
     shape = read_shape(model.facts)
     if not shape.recurrent_layers:
         return keeps_states(model) and not shape.window_layers
-    return _is_pinned(flags) or bool(speculation(flags))
+    return is_pinned(flags) or bool(speculation(flags))
 
 
-def _is_pinned(flags: Flags) -> bool:
+def is_pinned(flags: Flags) -> bool:
+    """Tell whether flags fix how many recurrent states there are."""
     return is_on(flags.get("max_mamba_cache_size")) or is_on(flags.get("disable_radix_cache"))
 
 
 def _state_share(flags: Flags) -> float:
     """Return how many times a token's bytes leave the budget because recurrent states take their share of it."""
-    if _is_pinned(flags):
+    if is_pinned(flags):
         return 1.0
     ratio = as_number(flags.get("mamba_full_memory_ratio"))
     return 1.0 + (0.9 if ratio is None or ratio < 0 else min(ratio, 100.0))

@@ -73,7 +73,8 @@ def find_consensus(
         since[-trailing:] = True
         shift = (y - slope * x)[since]
         bound = NEAR * scale * tolerance[since].max()
-        if np.ptp(shift) <= 2.0 * bound or _share_line(x[since], y[since], tolerance[since] * scale, steepest):
+        is_line = trailing >= LEAST_AGREEING and _share_line(x[since], y[since], tolerance[since] * scale, steepest)
+        if np.ptp(shift) <= 2.0 * bound or is_line:
             return Consensus(since, nothing, ~since, drifted=False, slope=slope)
     leading = _trailing((~near)[::-1])
     before = nothing.copy()

@@ -312,9 +312,10 @@ def _compared(engine: EngineName, flags: Flags, then: Flags) -> tuple[bool, bool
         now_value, then_value = number(flags, key), number(then, key)
         if now_value is None or then_value is None:
             continue
-        slack = 1.01 if key == names.context else 1.0
-        lighter |= now_value < then_value and key != names.context
-        heavier |= now_value > then_value * slack
+        is_context = key == names.context
+        has_table = engine is EngineName.SGLANG and now_value <= 0.5 * then_value
+        lighter |= now_value < then_value and (has_table or not is_context)
+        heavier |= now_value > then_value * (1.01 if is_context else 1.0)
     for now_on, then_on in _switches(engine, flags, then):
         lighter |= then_on and not now_on
         heavier |= now_on and not then_on

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from math import hypot
 from uuid import UUID
@@ -55,6 +55,7 @@ from kvyield_server.domain.model.line import GIB, Normal
 from kvyield_server.domain.model.mixture import Floats, Mixture
 from kvyield_server.domain.model.need import PromptNeed, PromptNeeds, fit_prompt_needs, headroom, survival
 from kvyield_server.domain.model.pool import (
+    NO_CHANGE,
     SHIFT_SD_GIB,
     UNKNOWN_SHIFT_SD_GIB,
     VERSION_COST_SD,
@@ -109,6 +110,7 @@ class DeploymentFit:
     free: FreeMemory
     needs: PromptNeeds
     history: History
+    relatives: tuple[DeploymentFit, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def engine(self) -> Engine:
@@ -156,9 +158,10 @@ class DeploymentFit:
         return self.pool.line.contradiction()
 
     def at(self, flags: Flags, fractions: Floats) -> Predicted:
-        """Return pool and free memory under these flags at each fraction."""
-        found = self.pool.line.at(flags, fractions)
-        free = self.free.at(flags, fractions, found)
+        """Return pool and free memory under these flags at each fraction; a relative that ran with them answers."""
+        line, memory = self._answering(flags)
+        found = line.at(flags, fractions)
+        free = memory.at(flags, fractions, found)
         return Predicted(
             fractions=fractions,
             pool=found.pool,
@@ -168,20 +171,31 @@ class DeploymentFit:
             pool_flag=found.flag,
         )
 
+    def _answering(self, flags: Flags) -> tuple[PoolLine, FreeMemory]:
+        """Return the lines that answer for these flags: a relative's where they are its own and not this one's."""
+        line = self.pool.line
+        if self.relatives and not line.is_other_version and line.change(flags) is not NO_CHANGE:
+            asked = deployment_key(self.model, self.engine, flags, self.hardware.gpu_count)
+            for other in self.relatives:
+                if other.pool.distinct_fractions and agrees(other.key, asked) and not agrees(self.key, asked):
+                    return other.pool.line, other.free
+        return line, self.free
+
     def need(self, flags: Flags, prompt_tokens: int) -> PromptNeed:
         """Return what a prompt of this length takes under these flags."""
         return self.needs.need(prompt_tokens, flags, drops_graphs=self.free.may_drop_graphs(flags))
 
     def survives(self, flags: Flags, fractions: Floats, need: Need | float) -> Floats | None:
         """Return P(free memory at ready - need >= 0); None where nothing tells free memory."""
-        found = self.pool.line.at(flags, fractions)
-        free = self.free.at(flags, fractions, found)
+        line, memory = self._answering(flags)
+        found = line.at(flags, fractions)
+        free = memory.at(flags, fractions, found)
         if free is None:
             return None
         taken = need if isinstance(need, PromptNeed | float) else need.median_gib
         chance = survival(free, taken)
         bare = taken.without_graphs if isinstance(taken, PromptNeed) else None
-        share = self.free.drops_graphs(flags, fractions, found) if bare is not None else None
+        share = memory.drops_graphs(flags, fractions, found) if bare is not None else None
         if bare is None or share is None:
             return chance
         mixed: Floats = (1.0 - share) * chance + share * survival(free, bare)
@@ -190,13 +204,14 @@ class DeploymentFit:
     def headroom(self, flags: Flags, fraction: float, need: Need | float, level: float = 0.9) -> Estimate | None:
         """Return median and central interval of free memory at ready less the need; None where nothing tells it."""
         fractions = np.array([fraction])
-        found = self.pool.line.at(flags, fractions)
-        free = self.free.at(flags, fractions, found)
+        line, memory = self._answering(flags)
+        found = line.at(flags, fractions)
+        free = memory.at(flags, fractions, found)
         if free is None:
             return None
         taken = need if isinstance(need, PromptNeed | float) else need.median_gib
         if isinstance(taken, PromptNeed) and taken.without_graphs is not None:
-            share = self.free.drops_graphs(flags, fractions, found)
+            share = memory.drops_graphs(flags, fractions, found)
             taken = taken.without_graphs if share is not None and float(share[0]) > 0.5 else taken
         return headroom(free, taken, 0, level)
 
@@ -241,7 +256,7 @@ class DeploymentFit:
         pool, kv_gib, free = (_sound(part) for part in (found.pool, found.kv_gib, found.free))
         if not is_fraction:
             pool, kv_gib, free = (pool if found.pool_flag is not None else None), None, None
-        pool = _widened(pool, self.pool.drift_tokens)
+        pool = pool if found.pool_flag is not None else _widened(pool, self.pool.drift_tokens)
         warnings = [*self.summary.warnings, *self._unknown(flags), *self._capped(found, asked)]
         if pool is None:
             warnings.append(not_enough(self.summary))
@@ -381,7 +396,18 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
     hardware, model = _merged(starts)
     with _strict_arithmetic():
         members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
-        return PairFit(tuple(_fitted(member, members) for member in members))
+        fits = [_fitted(member, members) for member in members]
+    if len(fits) == 1:
+        return PairFit(tuple(fits))
+    near = [
+        tuple(
+            other
+            for other in fits[: MOST_RELATIVES + 1]
+            if other is not fit and not differing_fields(fit.key, other.key) & {"engine", "variant", "revision"}
+        )
+        for fit in fits
+    ]
+    return PairFit(tuple(replace(fit, relatives=own) for fit, own in zip(fits, near, strict=True)))
 
 
 def cold_fit(
@@ -566,6 +592,7 @@ def _deployment(member: _Member, fit: PoolFit, lent: Lent, others: Sequence[_Mem
         flags=setting.flags,
         mistyped=mistyped,
         siblings=tuple(_siblings(member, others)),
+        gib_per_fraction=None if line.base is None else max(line.base.mean, 1e-3),
     )
     needs = _needs(measured, setting, free)
     if fit.drifted is not None:

@@ -65,6 +65,7 @@ SAMPLED_SD_GIB = 0.1
 """Free memory read from the GPU before a prompt, not by the engine at ready."""
 LARGEST_GIB = 1e5
 COLUMNS = 6
+MOST_SAVED = 0.2
 LEAST_POINTS, FAR = 4, 6.0
 _ROOT_TWO = sqrt(2.0)
 PREFILL_VERSION = (0, 5, 16, 0)
@@ -317,7 +318,15 @@ def _posterior(free: FreeMemory, base: Normal, groups: Sequence[tuple[Flags, lis
     for row, value, is_upper, trust in sorted(bounds, key=lambda bound: (bound[2], bound[1], tuple(bound[0]))):
         sign = 1.0 if is_upper else -1.0
         posterior = _bounded(posterior, sign * row, sign * value, trust)
-    return posterior
+    return _falling(posterior, base)
+
+
+def _falling(posterior: FreePosterior, base: Normal) -> FreePosterior:
+    """Return the posterior with free memory that falls as the fraction rises, whatever the starts said."""
+    mean = posterior.mean.copy()
+    mean[:, 1] = np.clip(mean[:, 1], -0.1, MOST_SAVED)
+    mean[:, 2] = np.maximum(mean[:, 2], -0.5 * base.mean)
+    return replace(posterior, mean=mean)
 
 
 def _prior(free: FreeMemory, base: Normal) -> tuple[Floats, Floats]:

@@ -41,7 +41,8 @@ class History:
     """The live starts of one deployment, oldest first.
 
     ``flags`` are those of what runs: what an older start does not mention is taken to be as there. ``mistyped`` starts
-    answer for nothing. ``siblings`` are starts of deployments that differ in the version alone.
+    answer for nothing. ``siblings`` are starts of deployments that differ in the version alone. ``gib_per_fraction`` is
+    what a fraction of 1.0 takes of free memory.
     """
 
     engine: Engine
@@ -49,6 +50,7 @@ class History:
     flags: Flags
     mistyped: frozenset[UUID] = frozenset()
     siblings: tuple[Observation, ...] = ()
+    gib_per_fraction: float | None = None
     deaths: tuple[Observation, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -98,10 +100,21 @@ class History:
             is_longer = start.outcome is Outcome.OOM_RUNTIME and prompt is not None and prompt_tokens < prompt
             if fraction is None or is_longer or is_lighter(self.engine.name, flags, start.flags):
                 continue
+            fraction -= self._short(start)
             if fraction < lowest:
                 lowest, death = fraction, start
         mask: Mask = fractions >= lowest - SAME
         return mask, death
+
+    def _short(self, death: Observation) -> float:
+        """Return by how much lower a fraction would have left what a dying prompt still wanted."""
+        failure = death.failure
+        if failure is None or self.gib_per_fraction is None or death.outcome is not Outcome.OOM_RUNTIME:
+            return 0.0
+        wanted, left = as_number(failure.wanted_gib), as_number(failure.free_gib)
+        if wanted is None or left is None or not 0.0 <= left < wanted < self.gib_per_fraction:
+            return 0.0
+        return (wanted - left) / self.gib_per_fraction
 
     def _counts(self, death: Observation, everything: Sequence[Observation]) -> bool:
         """Tell whether nothing since speaks against a death: another start, or memory that others held."""

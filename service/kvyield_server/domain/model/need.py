@@ -44,6 +44,7 @@ INTERPOLATED_LOG_SD = 0.25
 ONE_CHUNK_LOG_SD = 0.15
 REPEAT_LOG_SD = 0.1
 LEAST_DROP_GIB = 0.05
+UNKNOWN_LENGTH = 0
 ROOMY = 0.5
 """A prompt that left more than this share of its own drop free was in no hurry: its drop overstates the need."""
 ROOM_LOG_SHIFT, ROOM_LOG_SD = -0.1, 0.12
@@ -241,7 +242,9 @@ class PromptNeeds:
 
         One that was served and was no shorter, in no smaller a chunk, proves the need: its free memory was enough.
         """
-        if self.latent:
+        if limit.prompt_tokens == UNKNOWN_LENGTH:
+            shift = spread = 0.0
+        elif self.latent:
             far = log(prompt_tokens / limit.prompt_tokens)
             shift, spread = GROWTH * far, GROWTH_SD * abs(far)
         else:
@@ -410,7 +413,7 @@ def _limits(start: Observation, free_at: Callable[[Observation], float | None]) 
     if prompt is not None and prompt >= 1:
         yield Limit(prompt, chunk, free + short, passed=False)
     elif short > 0.0:
-        yield Limit(1, chunk, free + short, passed=False)
+        yield Limit(UNKNOWN_LENGTH, chunk, free + short, passed=False)
 
 
 def chunk_tokens(engine: EngineName, flags: Flags) -> int:

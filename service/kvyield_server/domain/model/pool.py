@@ -426,26 +426,32 @@ class PoolLine:
                 f"the implied zero crossing is {zero.median:.2f}: by this line a pool would be left at a fraction of 0, "
                 "though weights take memory"
             )
-        if len(self.measured_at) and self.posterior.sound < UNSOUND and np.ptp(self.measured_at) < SPAN:
-            return self._unsound()
+        if self.measured_at and self.posterior.sound < UNSOUND and np.ptp(self.measured_at) < SPAN:
+            found = self._unsound()
+            if found is not None:
+                return found
         steep = self._steepness()
         if steep is not None and steep > STEEPEST:
             return f"the pool rises {steep:.1f} times as fast with the fraction as the GPU's memory allows"
         return None
 
-    def _unsound(self) -> str:
-        """Say what a start measured that memory, weights and the price of a token together cannot give."""
+    def _unsound(self) -> str | None:
+        """Say what a pool that is larger than memory, weights and the price of a token allow contradicts.
+
+        A smaller one contradicts nothing: more than the weights may be taken before the pool.
+        """
         assert self.posterior is not None
-        blame = max((name for name in self.posterior.blame if name != "sound"), key=self.posterior.blame.__getitem__)
-        x = self.measured_at[-1]
+        x, prior = self.measured_at[-1], self.knowledge.line
+        price = prior.printed_cost or prior.cost
         tokens = float((self.posterior.weight * self.posterior.tokens(np.array([x]))[0][:, 0]).sum())
-        prior = self.knowledge.line
-        implied = x - tokens * exp(prior.cost.mean) / GIB / prior.base.mean
-        named = {"cost": "bytes per token (KV dtype, draft)", "weights": "the weights", "memory": "the GPU's memory"}
+        implied = x - tokens * exp(price.mean) / GIB / prior.base.mean
+        stated = prior.weights.mean / prior.base.mean
+        if implied > 0.5 * stated:
+            return None
         return (
             f"a pool of {tokens:,.0f} tokens at {x:g} does not go with what config and GPU say: the implied zero "
-            f"crossing is {implied:.2f}, while the weights say {prior.weights.mean / prior.base.mean:.2f}; "
-            f"{named.get(blame, blame)} may be other than stated"
+            f"crossing is {implied:.2f}, while the weights say {stated:.2f}; bytes per token (KV dtype, draft), weights "
+            "or the GPU's memory may be other than stated"
         )
 
     def _steepness(self) -> float | None:

@@ -14,7 +14,9 @@ from statistics import median
 from kvyield_server.domain.engines.fraction_share import is_sized_after_capture, share_of
 from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.engines.token_cost import (
+    BLOCK_DRAFTS,
     has_states_of_their_own,
+    is_pinned,
     kv_element_bytes,
     speculation,
     token_cost,
@@ -30,7 +32,9 @@ from kvyield_server.domain.model.line import GIB, Hypothesis, LinePrior, Normal,
 
 PRINTED_SD_GIB = 0.003
 """Rounding of a figure that is printed with two decimals."""
-LEAST_RATIO_SD = 0.0002
+LEAST_RATIO_SD = 0.0001
+LOGGED_WEIGHTS_SD = 0.0024
+"""Doubt about T - A as a share of A: what comes and goes between the two lines of a log and the sizing of the pool."""
 TRANSFER_SD = 0.005
 GRAPHS_GIB, GRAPHS_SD_GIB = 1.5, 0.8
 STATES_SD_GIB = 3.0
@@ -213,7 +217,7 @@ def _loaded_weights(start: Observation) -> Normal | None:
     graphs, doubt = (GRAPHS_GIB, GRAPHS_SD_GIB) if is_sized_after_capture(start.flags) else (0.0, 0.0)
     if has_states_of_their_own(start.model, start.flags):
         doubt = hypot(doubt, STATES_SD_GIB)
-    doubt = hypot(doubt, LOGGED_SD * after)
+    doubt = hypot(doubt, LOGGED_WEIGHTS_SD * after)
     return Normal(before - after + graphs, hypot(doubt, PRINTED_SD_GIB * sqrt(2.0)))
 
 
@@ -272,9 +276,7 @@ def measured_price(start: Observation) -> Normal | None:
 
 def _printed_price(start: Observation) -> Normal | None:
     """Return log c from the KV memory that the engine printed, or from a refusal's own arithmetic."""
-    if not _prints_budget(start):
-        return None
-    tokens, printed = usable_tokens(start.measurements.pool_tokens), _pool_gib(start)
+    tokens, printed = usable_tokens(start.measurements.pool_tokens), _budget_gib(start)
     if tokens is not None and printed is not None and 0.05 < printed < 1e5:
         return _ratio(printed, tokens)
     return _refused_price(start)
@@ -306,19 +308,26 @@ def printed_sd(gib: float) -> float:
 
 def _pool_gib(start: Observation) -> float | None:
     """Return the KV memory that a start printed, or that it was told to take, whatever the fraction."""
-    printed = as_number(start.measurements.kv_cache_gib)
-    if printed is not None:
-        return printed
-    told = next((as_number(start.flags.get(name)) for name in NAMES[start.engine.name].bytes_flags), None)
-    return None if told is None else told / GIB
+    given = (as_number(start.flags.get(name)) for name in NAMES[start.engine.name].bytes_flags)
+    told = next((value for value in given if value is not None and value > 0.0), None)
+    return as_number(start.measurements.kv_cache_gib) if told is None else told / GIB
 
 
-def _prints_budget(start: Observation) -> bool:
-    """Tell whether the printed KV memory is the budget: vLLM's is; SGLang's only without draft, index or states."""
+def _budget_gib(start: Observation) -> float | None:
+    """Return the KV memory that all tokens together take of the budget, where the engine printed all of it.
+
+    vLLM's figure is the budget. SGLang's is without an index, and with states only where their number is given; a draft
+    priced in layers of its target is billed more than it takes, any other what its own pool takes.
+    """
+    printed = _pool_gib(start)
     if start.engine.name is not EngineName.SGLANG:
-        return True
-    shape = read_shape(start.model.facts)
-    return speculation(start.flags) == "" and not shape.is_hybrid and shape.index_head_dim is None
+        return printed
+    shape, algorithm = read_shape(start.model.facts), speculation(start.flags)
+    is_partial = shape.index_head_dim is not None or (shape.is_hybrid and not is_pinned(start.flags))
+    if is_partial or printed is None or algorithm is None or any(word in algorithm for word in BLOCK_DRAFTS):
+        return None
+    draft = as_number(start.measurements.draft_kv_cache_gib)
+    return printed if algorithm == "" else None if draft is None else printed + draft
 
 
 def _loaded_price(start: Observation) -> Normal | None:
