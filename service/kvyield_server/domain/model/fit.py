@@ -42,12 +42,24 @@ from kvyield_server.domain.facts.observation import (
     Hardware,
     Model,
     Observation,
+    Outcome,
+    Phase,
     Scalar,
     Verification,
 )
 from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, is_on
 from kvyield_server.domain.facts.versions import is_other_series, plain_version
-from kvyield_server.domain.model.evidence import Evidence, Label, Use, classify, counted_once
+from kvyield_server.domain.model.consensus import LEAST_AGREEING
+from kvyield_server.domain.model.evidence import (
+    SAME_FRACTION,
+    Evidence,
+    Label,
+    Use,
+    classify,
+    counted_once,
+    fraction_of,
+    is_no_lighter,
+)
 from kvyield_server.domain.model.free_memory import FreeMemory, fit_free_memory
 from kvyield_server.domain.model.history import History
 from kvyield_server.domain.model.interface import Mask, Measured, Need, Predicted
@@ -150,7 +162,7 @@ class DeploymentFit:
 
     @property
     def weights_are_stated(self) -> bool:
-        return self.pool.line.knowledge.knows_weights or bool(self.pool.line.knowledge.line.crossings)
+        return self.pool.line.knowledge.knows_weights or self.pool.line.knowledge.names_zero
 
     def contradiction(self, flags: Flags) -> str | None:
         """Return what contradicts what where the line cannot be a real GPU's; None when it is sound."""
@@ -169,6 +181,7 @@ class DeploymentFit:
             kv_gib=found.kv_gib,
             free=free,
             pool_flag=found.flag,
+            dropped=memory.drops_graphs(flags, fractions, found),
         )
 
     def _answering(self, flags: Flags) -> tuple[PoolLine, FreeMemory]:
@@ -185,35 +198,30 @@ class DeploymentFit:
         """Return what a prompt of this length takes under these flags."""
         return self.needs.need(prompt_tokens, flags, drops_graphs=self.free.may_drop_graphs(flags))
 
-    def survives(self, flags: Flags, fractions: Floats, need: Need | float) -> Floats | None:
-        """Return P(free memory at ready - need >= 0); None where nothing tells free memory."""
-        line, memory = self._answering(flags)
-        found = line.at(flags, fractions)
-        free = memory.at(flags, fractions, found)
-        if free is None:
+    def survives(self, predicted: Predicted, need: Need | float) -> Floats | None:
+        """Return P(free memory at ready - need >= 0) at each fraction; None where nothing tells free memory."""
+        free = predicted.free
+        if not isinstance(free, Mixture):
             return None
         taken = need if isinstance(need, PromptNeed | float) else need.median_gib
         chance = survival(free, taken)
         bare = taken.without_graphs if isinstance(taken, PromptNeed) else None
-        share = memory.drops_graphs(flags, fractions, found) if bare is not None else None
-        if bare is None or share is None:
+        if bare is None or predicted.dropped is None:
             return chance
-        mixed: Floats = (1.0 - share) * chance + share * survival(free, bare)
+        mixed: Floats = (1.0 - predicted.dropped) * chance + predicted.dropped * survival(free, bare)
         return mixed
 
     def headroom(self, flags: Flags, fraction: float, need: Need | float, level: float = 0.9) -> Estimate | None:
         """Return median and central interval of free memory at ready less the need; None where nothing tells it."""
         fractions = np.array([fraction])
-        line, memory = self._answering(flags)
-        found = line.at(flags, fractions)
-        free = memory.at(flags, fractions, found)
-        if free is None:
+        found = self.at(flags, fractions)
+        if not isinstance(found.free, Mixture):
             return None
         taken = need if isinstance(need, PromptNeed | float) else need.median_gib
         if isinstance(taken, PromptNeed) and taken.without_graphs is not None:
-            share = memory.drops_graphs(flags, fractions, found)
-            taken = taken.without_graphs if share is not None and float(share[0]) > 0.5 else taken
-        return headroom(free, taken, 0, level)
+            is_dropped = found.dropped is not None and float(found.dropped[0]) > 0.5
+            taken = taken.without_graphs if is_dropped else taken
+        return headroom(found.free, taken, 0, level)
 
     def forbidden(
         self, flags: Flags, fractions: Floats, prompt_tokens: int, concurrent: int
@@ -483,7 +491,7 @@ def _pooled(member: _Member, members: Sequence[_Member]) -> DeploymentFit:
     fit = member.fit
     if lent.slopes or lent.crossings:
         fit = fit_pool(member.setting, member.found, member.knowledge, lent, member.running)
-    fit = _with_version_drift(member, fit, others)
+    fit = _with_failed_newest(member, _with_version_drift(member, fit, others))
     return _deployment(member, fit, lent, others)
 
 
@@ -571,6 +579,34 @@ def _with_version_drift(member: _Member, fit: PoolFit, others: Sequence[_Member]
     return fit
 
 
+def _with_failed_newest(member: _Member, fit: PoolFit) -> PoolFit:
+    """Say where the newest start died or was refused and three or more that came up speak against it."""
+    newest = member.starts[-1] if member.starts else None
+    if newest is None or newest.came_up or newest.outcome is Outcome.FAILED or fit.drifted is not None:
+        return fit
+    fraction = fraction_of(newest)
+    if fraction is None or (newest.failure is not None and newest.failure.phase is Phase.LOAD):
+        return fit
+    is_refusal = newest.outcome is Outcome.REFUSED
+    against = [
+        start
+        for start in member.starts
+        if start.came_up
+        and (served := fraction_of(start)) is not None
+        and (served <= fraction if is_refusal else served >= fraction - SAME_FRACTION)
+        and is_no_lighter(newest.engine.name, start.flags, newest.flags)
+    ]
+    if len(against) < LEAST_AGREEING:
+        return fit
+    what = "was refused" if is_refusal else "ran out of memory"
+    detail = (
+        f"The newest start {what} at {fraction:g}, and {len(against)} earlier ones came up "
+        f"{'no higher' if is_refusal else 'no lower'}: see what else holds the GPU before anything else."
+    )
+    caution = Caution(code="drift", detail=detail)
+    return replace(fit, drifted=newest, labels=fit.labels | {Label.DRIFT}, cautions=(*fit.cautions, caution))
+
+
 def _drift_caution(line: PoolLine, tokens: float, against: str, differing: str = "") -> Caution:
     cost = line.cost
     gib = "" if cost is None else f" ({tokens * np.exp(cost.mean) / GIB:+.2f} GiB)"
@@ -595,7 +631,7 @@ def _deployment(member: _Member, fit: PoolFit, lent: Lent, others: Sequence[_Mem
         gib_per_fraction=None if line.base is None else max(line.base.mean, 1e-3),
     )
     needs = _needs(measured, setting, free)
-    if fit.drifted is not None:
+    if fit.drift_tokens:
         caution = _drift_caution(line, fit.drift_tokens, "earlier starts", fit.drift_detail)
         fit = replace(fit, cautions=(*fit.cautions, caution))
     labels = tuple(sorted(fit.labels))

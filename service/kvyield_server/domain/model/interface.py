@@ -39,7 +39,7 @@ class Predicted:
 
     ``pool`` is what the engine would log, tokens per data-parallel rank, caps and fixed pools applied (``pool_flag``
     names the flag that decides it instead of the fraction). ``line`` is the pool without them. ``free`` is GiB free at
-    ready on the fullest GPU.
+    ready on the fullest GPU. ``dropped`` is how likely SGLang leaves out its prefill graphs, None where it never does.
     """
 
     fractions: Floats
@@ -48,6 +48,7 @@ class Predicted:
     kv_gib: Spread | None
     free: Spread | None
     pool_flag: str | None = None
+    dropped: Floats | None = None
 
 
 class Need(Protocol):
@@ -111,6 +112,9 @@ class YieldModel(Protocol):
     def starts(self) -> Sequence[Observation]: ...
     @property
     def runs(self) -> Observation | None: ...
+    @property
+    def relatives(self) -> Sequence[YieldModel]:
+        """Deployments of the pair that differ in what moves the line's start alone, and answer for their own flags."""
 
     def contradiction(self, flags: Flags) -> str | None:
         """Return what contradicts what, when the line cannot be that of a real GPU (rule 5); None when it is sound."""
@@ -121,8 +125,8 @@ class YieldModel(Protocol):
     def need(self, flags: Flags, prompt_tokens: int) -> Need:
         """Return what a prompt of this length takes under these flags."""
 
-    def survives(self, flags: Flags, fractions: Floats, need: Need | float) -> Floats | None:
-        """Return P(free memory at ready - need >= 0); None where nothing tells free memory."""
+    def survives(self, predicted: Predicted, need: Need | float) -> Floats | None:
+        """Return P(free memory at ready - need >= 0) at each fraction; None where nothing tells free memory."""
 
     def headroom(self, flags: Flags, fraction: float, need: Need | float, level: float = 0.9) -> Estimate | None:
         """Return the interval of free memory at ready less the need at one fraction; None where nothing tells it."""

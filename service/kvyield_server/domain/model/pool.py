@@ -44,7 +44,7 @@ from kvyield_server.domain.model.consensus import Consensus, find_consensus
 from kvyield_server.domain.model.evidence import Evidence, Label, Use, differing_flags, mark_blocked, mark_equal_pools
 from kvyield_server.domain.model.line import GIB, LinePosterior, NoiseScales, Normal, Points, fit_line
 from kvyield_server.domain.model.mixture import Floats, Mixture, fixed
-from kvyield_server.domain.model.prior import Knowledge, Setting, logged_base, printed_sd
+from kvyield_server.domain.model.prior import UNKNOWN_COST_SD, Knowledge, Setting, logged_base, printed_sd
 
 PAGES = (256, 128, 64, 32, 16)
 VLLM_BLOCK = 16
@@ -60,7 +60,7 @@ UNSOUND = 0.05
 DISCRETE = NoiseScales(
     relative=(0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2, 0.25),
     boot=(0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 4.0),
-    weight=(0.45, 0.08, 0.12, 0.15, 0.09, 0.05, 0.03, 0.02, 0.01),
+    weight=(0.45, 0.12, 0.16, 0.16, 0.06, 0.025, 0.015, 0.007, 0.003),
     usual=0.01,
 )
 UNIFIED = NoiseScales(
@@ -84,7 +84,7 @@ SHIFT_SD_GIB = {
     "length": 0.05,
     "attention": 0.05,
     "page": 0.05,
-    "kv_dtype": 0.05,
+    "kv_dtype": 0.005,
 }
 """Doubt about w, GiB, where two starts differ in one field of the key (design: partial pooling)."""
 UNKNOWN_SHIFT_SD_GIB = 2.0
@@ -530,7 +530,7 @@ def fit_pool(
     page = page_tokens(setting, evidence)
     chosen = [item for item in evidence if item.use is Use.POINT]
     points = _points(chosen, setting, prior.base, page, has_base=knowledge.base_source == "logged")
-    agreed, tolerance = _agreed(points, prior.cost, prior.base, knowledge, setting, is_unified=is_unified)
+    agreed = _agreed(points, prior.cost, prior.base, knowledge, setting, is_unified=is_unified)
     evidence, labels, cautions = _sorted_out(evidence, chosen, agreed)
     kept = points.chosen(agreed.kept)
     if agreed.before.any() and agreed.slope:
@@ -632,10 +632,17 @@ def given(flags: Flags) -> Flags:
 
 def _agreed(
     points: Points, cost: Normal, base: Normal, knowledge: Knowledge, setting: Setting, *, is_unified: bool
-) -> tuple[Consensus, Floats]:
-    """Return which points agree; GiB are compared as tokens at the known price."""
+) -> Consensus:
+    """Return which points agree; GiB are compared as tokens at the known price.
+
+    Where nothing prices a token, tokens and GiB are not comparable: the fewer of them are not judged.
+    """
     price = knowledge.line.printed_cost or cost
-    y = np.where(np.isnan(points.tokens), points.gib * GIB / exp(price.mean), points.tokens)
+    is_gib = np.isnan(points.tokens)
+    judged = np.ones(points.count, dtype=np.bool_)
+    if price.sd > UNKNOWN_COST_SD and is_gib.any() and not is_gib.all():
+        judged = is_gib if is_gib.sum() > 0.5 * points.count else ~is_gib
+    y = np.where(is_gib, points.gib * GIB / exp(price.mean), points.tokens)
     relative = UNIFIED_SCATTER if is_unified else USUAL_SCATTER
     tolerance = points.page_sd + relative * np.abs(y) + 1.0
     if knowledge.line.boot_gib:
@@ -643,7 +650,12 @@ def _agreed(
     expected = base.mean * GIB / exp(price.mean) if knowledge.knows_base and price.sd < 0.1 else None
     card = usable_memory(setting.hardware)
     steepest = card.gib * GIB / exp(price.mean) * (1.0 + 3.0 * price.sd) if card and price.sd < 0.2 else None
-    return find_consensus(points.x, y, tolerance, expected, steepest), tolerance
+    agreed = find_consensus(points.x[judged], y[judged], tolerance[judged], expected, steepest)
+    if judged.all():
+        return agreed
+    kept, outlying, before = ~judged, np.zeros_like(judged), np.zeros_like(judged)
+    kept[judged], outlying[judged], before[judged] = agreed.kept, agreed.outlying, agreed.before
+    return replace(agreed, kept=kept, outlying=outlying, before=before, drifted=agreed.drifted and bool(judged[-1]))
 
 
 def _sorted_out(

@@ -71,13 +71,16 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """A line's prior with where it comes from. ``formula`` is the config's price of a token, bytes."""
+    """A line's prior with where it comes from. ``formula`` is the config's price of a token, bytes;
+    ``names_zero`` says that a refusal named the zero crossing.
+    """
 
     line: LinePrior
     base_source: str
     weights_source: str
     cost_source: str
     formula: float | None
+    names_zero: bool = False
 
     @property
     def knows_base(self) -> bool:
@@ -110,17 +113,23 @@ def prior_knowledge(setting: Setting, starts: Sequence[Observation], transfers: 
     printed = combined(own)
     if printed is not None:
         cost_source = "printed"
+    crossings = tuple(_named_crossings(starts, base))
     line = LinePrior(
         base=base,
         weights=weights,
         cost=cost,
         printed_cost=printed,
-        crossings=tuple(_named_crossings(starts, base)),
+        crossings=crossings,
         hypotheses=_hypotheses(base, base_source, weights_source, cost, cost_source),
         boot_gib=BOOT_SD_GIB if setting.boots_differ else 0.0,
     )
     return Knowledge(
-        line=line, base_source=base_source, weights_source=weights_source, cost_source=cost_source, formula=formula
+        line=line,
+        base_source=base_source,
+        weights_source=weights_source,
+        cost_source=cost_source,
+        formula=formula,
+        names_zero=bool(crossings),
     )
 
 
