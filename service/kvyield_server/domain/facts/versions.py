@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 Version = tuple[int, int, int, int]
 
 _RELEASE = re.compile(r"^v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?(?:\.?post(\d{1,6}))?")
 
 
+@lru_cache(maxsize=1024)
 def parse_version(text: str | None) -> Version | None:
     """Return (major, minor, patch, post), or None for development builds, hashes and unknown versions."""
     if text is None or "dev" in text:

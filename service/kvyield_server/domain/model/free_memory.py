@@ -159,7 +159,7 @@ class FreeMemory:
         p = self.posterior
         rows, known = self.rows(flags, fractions, pool, dropped=np.full(fractions.size, dropped))
         mean = p.mean @ rows.T + known
-        variance = np.einsum("np,kpq,nq->kn", rows, p.covariance, rows)
+        variance = ((rows @ p.covariance) * rows).sum(axis=2)
         unseen = _unseen_variance(self.engine, flags, self.reference)
         unseen += UNSEEN_CHANGE_GIB**2 if self.is_other_version else 0.0
         sd = np.sqrt(np.maximum(variance + unseen, 0.0) + (p.noise**2)[:, None])
@@ -318,7 +318,27 @@ def _posterior(free: FreeMemory, base: Normal, groups: Sequence[tuple[Flags, lis
     for row, value, is_upper, trust in sorted(bounds, key=lambda bound: (bound[2], bound[1], tuple(bound[0]))):
         sign = 1.0 if is_upper else -1.0
         posterior = _bounded(posterior, sign * row, sign * value, trust)
-    return _falling(posterior, base)
+    return _falling(_merged(posterior), base)
+
+
+def _merged(posterior: FreePosterior) -> FreePosterior:
+    """Return the posterior with neighbouring noise scales joined, three normals at most."""
+    order = np.argsort(posterior.noise)
+    reached = np.cumsum(posterior.weight[order])
+    slots = np.minimum(np.searchsorted(np.array([0.6, 0.93]), reached - 1e-12), 2)
+    weight, means, covariances, noise = [], [], [], []
+    for slot in np.unique(slots):
+        chosen = order[slots == slot]
+        share = posterior.weight[chosen] / posterior.weight[chosen].sum()
+        mean = share @ posterior.mean[chosen]
+        off = posterior.mean[chosen] - mean
+        weight.append(posterior.weight[chosen].sum())
+        means.append(mean)
+        covariances.append(np.einsum("k,kij->ij", share, posterior.covariance[chosen]) + (share[:, None] * off).T @ off)
+        noise.append(sqrt(float(share @ posterior.noise[chosen] ** 2)))
+    return FreePosterior(
+        weight=np.array(weight), mean=np.array(means), covariance=np.array(covariances), noise=np.array(noise)
+    )
 
 
 def _falling(posterior: FreePosterior, base: Normal) -> FreePosterior:

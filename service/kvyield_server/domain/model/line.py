@@ -233,23 +233,19 @@ class _Grid:
         return (self.prior.printed_cost or self.prior.cost).mean
 
     def _sum_points(self) -> None:
-        """Sum the points up per row: they matter through these sums alone."""
-        points, relative = self.points, self.relative[:, None]
+        """Sum the points up per noise scale: they matter through these sums alone."""
+        points, each = self.points, len(self.prior.hypotheses)
+        relative, boot = self.relative[::each, None], self.boot[::each, None]
         counted = ~np.isnan(points.tokens)
         x, y = points.x[counted] - self.x0, points.tokens[counted]
-        floor = points.page_sd**2 + (LEAST_RELATIVE_SD * y) ** 2
-        variance = floor + (relative * y) ** 2 + self.boot[:, None] ** 2
-        p, y = 1.0 / variance, y - self.y0
-        self.data = tuple((p * part).sum(axis=1)[:, None] for part in (1.0, x, x * x, y, x * y, y * y))
-        self.log_scale = -0.5 * np.log(variance).sum(axis=1)
+        variance = points.page_sd**2 + (LEAST_RELATIVE_SD * y) ** 2 + (relative * y) ** 2 + boot**2
+        self.data = _sums(1.0 / variance, x, y - self.y0, each)
+        height = -0.5 * np.log(variance).sum(axis=1)
         x, k = points.x[~counted] - self.x0, points.gib[~counted]
-        variance = points.print_sd**2 + (relative * k) ** 2
-        if self.prior.boot_gib:
-            scale = exp(self._nominal_cost()) / GIB
-            variance = variance + (self.boot[:, None] * scale) ** 2
-        p = 1.0 / variance
-        self.printed = tuple((p * part).sum(axis=1)[:, None] for part in (1.0, x, x * x, k, x * k, k * k))
-        self.log_scale -= 0.5 * np.log(variance).sum(axis=1)
+        scale = exp(self._nominal_cost()) / GIB
+        variance = points.print_sd**2 + (relative * k) ** 2 + (boot * scale) ** 2
+        self.printed = _sums(1.0 / variance, x, k, each)
+        self.log_scale = np.repeat(height - 0.5 * np.log(variance).sum(axis=1), each)
 
     def posterior(self) -> LinePosterior:
         center, half = self._start()
@@ -398,6 +394,12 @@ class _Grid:
             blame=blame,
             center=self.x0 if self.points.count else 0.5,
         )
+
+
+def _sums(p: Floats, x: Floats, y: Floats, each: int) -> tuple[Floats, ...]:
+    """Return the sums of p, p x, p x^2, p y, p x y and p y^2 per row, repeated for each hypothesis."""
+    found = p @ np.column_stack((np.ones_like(x), x, x * x, y, x * y, y * y))
+    return tuple(np.repeat(found[:, index], each)[:, None] for index in range(6))
 
 
 @dataclass(frozen=True, slots=True)

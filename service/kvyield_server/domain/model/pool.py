@@ -209,7 +209,7 @@ class PoolLine:
         x = fractions * self.share(flags)
         line = self._tokens(x, change)
         kv_gib = None if self.posterior is None else self._gib(x, change)
-        budget = np.zeros(count) if kv_gib is None else kv_gib.moments()[0]
+        budget = np.zeros(count) if kv_gib is None else (kv_gib.weight * kv_gib.mean).sum(axis=0)
         pool, flag, taken = line, None, budget
         per_token = None if self.cost is None else exp(self.cost.mean) / change.ratio / GIB
         cap, name = self._cap(flags)

@@ -45,7 +45,7 @@ SGLANG_EXTRA = Normal(0.1, 0.3)
 UNKNOWN_BASE = Normal(80.0, 80.0)
 UNKNOWN_COST = Normal(log(60_000.0), 3.0)
 UNKNOWN_COST_SD = 1.0
-NEWEST = 32
+NEWEST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
