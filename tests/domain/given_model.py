@@ -98,6 +98,7 @@ class GivenModel:
     version: str | None = None
     death: Observation | None = None
     extra: dict[str, float] = field(default_factory=dict)
+    relatives: Sequence[GivenModel] = ()
 
     @property
     def summary(self) -> FitSummary:
@@ -182,8 +183,8 @@ class GivenModel:
         chunk = positive(flags, NAMES[self.engine.name].chunk) or 8192
         return GivenNeed(self.need_gib * chunk / 8192, self.need_sd)
 
-    def survives(self, flags: Flags, fractions: Floats, need: GivenNeed | float) -> Floats | None:
-        free = self.at(flags, fractions).free
+    def survives(self, predicted: Predicted, need: GivenNeed | float) -> Floats | None:
+        free = predicted.free
         if free is None:
             return None
         nodes = ndtri((np.arange(41) + 0.5) / 41)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import ceil, floor, isfinite
 
 import numpy as np
@@ -26,7 +27,7 @@ from kvyield_server.domain.model.interface import Floats, Mask, Measured, Need, 
 
 FRACTIONS: Floats = np.round(np.arange(1, 1000) / 1000.0, 3)
 COARSE: Floats = FRACTIONS[4::10]
-"""For levers: evaluated in steps of 0.01 first, then in steps of 0.001 around the best."""
+"""For levers, which are evaluated finely near the fraction advised only."""
 LEAST_JOINT = 0.05
 """A chance below this is no advice."""
 _LIMIT_SLACK = 64
@@ -34,7 +35,6 @@ _LIMIT_SLACK = 64
 _SPARE = 1.02
 """Bytes or blocks that fix the pool are set this much larger than the need, for whole blocks and padding."""
 _MEBIBYTE = 2**20
-_BEYOND_DOUBT = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Option:
         return self.holds if self.survives is None else self.holds * self.survives
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Choice:
     """The fraction chosen for an option: its index, whether it meets the confidence, the window, and what binds."""
 
@@ -93,7 +93,7 @@ class Choice:
         """Whether such a prompt passed at exactly these flags."""
         return self.option.is_proven and self.index == self.option.measured_at
 
-    @property
+    @cached_property
     def pool_tokens(self) -> Estimate | None:
         """The pool, measured or predicted, in whole pages."""
         if self.measured is not None and self.measured.pool_tokens is not None:
@@ -102,7 +102,7 @@ class Choice:
         pool, page = self.option.predicted.pool, max(1, self.option.case.model.page_tokens)
         return None if pool is None else _whole_pages(pool.estimate(self.index), page)
 
-    @property
+    @cached_property
     def free_at_ready_gib(self) -> Estimate | None:
         """Free memory at ready, measured or predicted, GiB."""
         if self.measured is not None and self.measured.free_at_ready_gib is not None:
@@ -146,11 +146,11 @@ def solve(case: Case, flags: dict[str, Scalar] | None = None, fractions: Floats 
     refuse, or SGLang's request table.
     """
     begun = begun_flags(case) if flags is None else flags
-    first = _solved(case, resized(case, begun), fractions)
+    first = _solved(case, begun, fractions)
     lowered = _lowered(case, begun)
-    if first is None or lowered is None or _admits_its_context(case, first):
+    if first is None or lowered is None or _admits_its_context(case, first) or _is_stopped_by_a_death(first):
         return first
-    second = _solved(case, resized(case, lowered), fractions)
+    second = _solved(case, lowered, fractions)
     if second is None:
         return first
     if case.engine is EngineName.VLLM:
@@ -159,7 +159,13 @@ def solve(case: Case, flags: dict[str, Scalar] | None = None, fractions: Floats 
     return second if is_better or second.chance > first.chance + LEAST_JOINT else first
 
 
-def _solved(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Choice | None:
+def _solved(case: Case, begun: dict[str, Scalar], fractions: Floats) -> Choice | None:
+    """Return the best fraction under flags; where one that sizes the pool was moved, the fraction stays if it holds."""
+    flags, grid = resized(case, begun), _grid(case, begun, fractions)
+    if flags != begun and case.question.prefer == Prefer.KEEP and held_fraction(case) is None and grid.size > 1:
+        kept = evaluate(case, flags, np.array([anchor_fraction(case)]))
+        if kept is not None and kept.holds[0] >= case.question.confidence and kept.is_allowed[0]:
+            return choose(kept)
     option = evaluate(case, flags, _grid(case, flags, fractions))
     return None if option is None else choose(option)
 
@@ -200,7 +206,8 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
         question.prompt_need_gib if question.prompt_need_gib is not None else model.need(flags, question.target_tokens)
     )
     holds = np.zeros_like(fractions) if predicted.pool is None else np.array(predicted.pool.above(float(needed)))
-    survives = _survival(case, flags, fractions, need, holds)
+    survives = model.survives(predicted, need)
+    survives = None if survives is None else np.array(survives)
     barred, death = model.forbidden(flags, fractions, question.target_tokens, question.concurrent)
     measured_at, measured, is_proven = at_runs
     starts = None if predicted.free is None else np.asarray(predicted.free.above(0.0), dtype=np.float64).copy()
@@ -231,20 +238,6 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
         measured_at=measured_at,
         is_proven=is_proven,
     )
-
-
-def _survival(case: Case, flags: Flags, fractions: Floats, need: Need | float, holds: Floats) -> Floats | None:
-    """Return P(free - need >= 0), computed only where the pool may hold what is needed."""
-    likely = holds > _BEYOND_DOUBT
-    if not likely.any():
-        likely = np.zeros_like(likely)
-        likely[-1] = True
-    found = case.model.survives(flags, fractions[likely], need)
-    if found is None:
-        return None
-    survives = np.zeros_like(holds)
-    survives[likely] = found
-    return survives
 
 
 def _needed(case: Case, flags: Flags) -> int:
@@ -352,7 +345,7 @@ def as_it_runs(case: Case, start: Observation) -> Choice | None:
     if LEAST_JOINT <= survives < confidence and not _has_measured_memory(case):
         option = replace(option, survives=None)
     sure = min(option.holds[0], 0.0 if option.survives is None else option.survives[0])
-    return _choice(option, 0, is_met=bool(sure >= confidence))
+    return _choice(option, 0, is_met=bool(sure >= confidence), binding=_refused(option))
 
 
 def _refused(option: Option) -> str | None:
@@ -455,6 +448,15 @@ def _admits_its_context(case: Case, choice: Choice) -> bool:
         return True
     wanted = blocks_of_context(admitted, case.model.page_tokens)
     return float(pool.above(float(wanted))[choice.index]) >= case.question.confidence
+
+
+def _is_stopped_by_a_death(choice: Choice) -> bool:
+    """Tell whether a death alone rules out what memory would allow, which a shorter context length is no way around."""
+    option, confidence = choice.option, choice.option.case.question.confidence
+    if option.case.engine is EngineName.VLLM or option.survives is None or option.is_allowed.all():
+        return False
+    starts = option.survives if option.starts is None else option.starts
+    return bool((~option.is_allowed & (option.holds >= confidence) & (starts >= 0.5)).any())
 
 
 def _is_running(case: Case, choice: Choice) -> bool:

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvyield_server.domain.advice.grid import COARSE, FRACTIONS, Choice, anchor_fraction, evaluate, solve
+from kvyield_server.domain.advice.grid import COARSE, FRACTIONS, Choice, Option, evaluate, solve
 from kvyield_server.domain.advice.question import (
     Case,
     context_needed,
     context_of,
     held_fraction,
+    pool_needed,
     ranks_of,
 )
 from kvyield_server.domain.answers import Lever
@@ -23,12 +24,12 @@ from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.model_config import is_latent_attention
 from kvyield_server.domain.facts.observation import EngineName, Observation, Scalar
 from kvyield_server.domain.facts.scalars import is_on
-from kvyield_server.domain.model.interface import Floats, Need
+from kvyield_server.domain.model.interface import Need
 
 _LEAST_GAIN = 0.005
 _LEAST_GAIN_GIB = 0.05
-_AROUND = 12
-"""Steps of 0.001 on each side of the coarse best that are evaluated anew."""
+_AROUND = 60
+"""Steps of 0.001 on each side of the fraction advised at which a lever is evaluated; beyond, in steps of 0.01."""
 _SPECULATIVE_REQUESTS, _FEWEST_REQUESTS = 48, 2048
 """SGLang's own running requests with and without a draft model, where none are set."""
 _FREE = "no quality or speed"
@@ -53,14 +54,16 @@ def levers(case: Case, choice: Choice) -> tuple[Lever, ...]:
     Each is evaluated with its own best fraction. One that gains neither probability nor, for an infeasible answer, pool
     or memory is left out.
     """
+    if choice.binding is None and _chance(choice) > 1.0 - _LEAST_GAIN:
+        return ()
     ranked: list[tuple[float, float, Lever]] = []
     for candidate in _candidates(case, choice):
         best = _solved(case, choice, candidate)
-        if best is None:
+        gained = -1.0 if best is None else _chance(best) - _chance(choice)
+        if best is None or gained < (_LEAST_GAIN if choice.binding is None else -1e-4):
             continue
         lever = _lever(choice, candidate, best)
-        gained = _chance(best) - _chance(choice)
-        if gained >= _LEAST_GAIN or (choice.binding is not None and _helps(lever, gained)):
+        if gained >= _LEAST_GAIN or _helps(lever):
             ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
     ranked.sort(key=lambda item: item[:2], reverse=True)
     lower = _lower_target(case, choice)
@@ -72,26 +75,23 @@ def _chance(choice: Choice) -> float:
     return choice.chance * (0.5 if choice.unserved is not None else 1.0)
 
 
-def _helps(lever: Lever, gained: float) -> bool:
-    return gained > -1e-4 and (lever.gain_tokens > 0 or (lever.gain_gib or 0.0) >= _LEAST_GAIN_GIB) and bool(lever.flags)
+def _helps(lever: Lever) -> bool:
+    """Tell whether a lever brings an infeasible answer nearer: more tokens or memory."""
+    return (lever.gain_tokens > 0 or (lever.gain_gib or 0.0) >= _LEAST_GAIN_GIB) and bool(lever.flags)
 
 
 def _solved(case: Case, choice: Choice, candidate: _Candidate) -> Choice | None:
-    """Return the best choice under a candidate's flags: in coarse steps first, then finely around the best of them."""
+    """Return the best choice under a candidate's flags: fine steps around the fraction advised, coarse ones beyond."""
     held = {key: value for key, value in case.held.items() if key != candidate.frees and key not in candidate.flags}
-    changed = replace(case, held=held)
-    flag = case.fraction_flag
+    changed, flag = replace(case, held=held), case.fraction_flag
     flags: dict[str, Scalar] = {**choice.option.flags, **candidate.flags}
     fixed = number(flags, flag)
     flags.pop(flag, None)
     if fixed is not None:
         return solve(changed.holding({flag: fixed}), flags)
-    rough = solve(changed, flags, np.union1d(COARSE, [anchor_fraction(case), choice.fraction]))
-    if rough is None or held_fraction(changed) is not None or rough.option.fractions.size == 1:
-        return rough
-    near = np.flatnonzero(np.abs(FRACTIONS - rough.fraction) <= _AROUND / 1000.0)
-    fine: Floats = np.union1d(FRACTIONS[near], [rough.fraction])
-    return solve(changed, flags, fine) or rough
+    middle = min(max(round(1000.0 * choice.fraction), 0), 999)
+    near = FRACTIONS[max(0, middle - _AROUND) : middle + _AROUND]
+    return solve(changed, flags, np.union1d(COARSE, near))
 
 
 def _lever(choice: Choice, candidate: _Candidate, best: Choice) -> Lever:
@@ -166,7 +166,7 @@ def _raised(case: Case, choice: Choice) -> Iterator[_Candidate]:
 
 
 def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
-    """Yield fewer requests, smaller chunks, fewer graphs and a shorter context."""
+    """Yield fewer requests, smaller chunks, fewer graphs and a shorter context, also as relatives ran with."""
     names = case.names
     at_once = max(case.question.concurrent, 1)
     useless = (
@@ -179,7 +179,9 @@ def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
     ):
         if key is None or value is None or value <= floor or key in case.held or key in useless:
             continue
-        yield _Candidate({key: max(floor, value // 4)}, cost, weight)
+        seen = {positive(start.flags, key) for other in case.model.relatives for start in other.starts}
+        for less in sorted({max(floor, value // 4), *(size for size in seen if size and floor <= size < value)}):
+            yield _Candidate({key: less}, cost, weight)
     needed, admitted = context_needed(case.engine, case.question), context_of(case, flags)
     if names.context not in case.held and admitted is not None and admitted > needed:
         yield _Candidate({names.context: needed}, "no longer requests than the one asked for", 1.0)
@@ -234,20 +236,16 @@ def _lower_target(case: Case, choice: Choice) -> Lever | None:
     pool, held = option.predicted.pool, positive(case.held, case.names.context)
     if choice.is_met or pool is None or option.survives is None or not option.is_allowed.any():
         return None
-    sure = pool.quantile(1.0 - question.confidence) / -(-question.concurrent // ranks_of(option.flags))
     reserved = context_needed(case.engine, question) - question.target_tokens
-    longest = np.minimum(sure - max(reserved, question.reply_tokens), question.target_tokens)
     limits = [option.limit, None if held is None else held - reserved]
-    for limit in limits:
-        longest = longest if limit is None else np.minimum(longest, limit)
-    for tokens in _lengths(question.target_tokens):
-        able = option.is_allowed & (longest >= tokens)
-        if not able.any():
-            continue
-        lower = _evaluated(case, option.flags, tokens, float(option.fractions[int(np.argmax(able))]))
-        if lower is not None:
-            return _lever_of_target(case, choice, lower, tokens)
-    return None
+    longest = min(limit for limit in (*limits, question.target_tokens) if limit is not None)
+    lengths = [tokens for tokens in _lengths(question.target_tokens) if tokens <= longest]
+    first, last, best = 0, len(lengths), None
+    while first < last:  # a shorter prompt needs less pool and less memory
+        middle = (first + last) // 2
+        found = _evaluated(case, option, lengths[middle])
+        first, last, best = (first, middle, found) if found is not None else (middle + 1, last, best)
+    return None if best is None else _lever_of_target(case, choice, best)
 
 
 def _lengths(target_tokens: int) -> Iterator[int]:
@@ -259,18 +257,28 @@ def _lengths(target_tokens: int) -> Iterator[int]:
         yield int(tokens) // digits * digits
 
 
-def _evaluated(case: Case, flags: dict[str, Scalar], tokens: int, fraction: float) -> Choice | None:
+def _evaluated(case: Case, option: Option, tokens: int) -> Choice | None:
+    """Return a shorter prompt at the smallest fraction whose pool holds it, where it finds its memory there."""
     shorter = replace(case, question=replace(case.question, target_tokens=tokens))
-    flags = {**flags}
+    pool, confidence = option.predicted.pool, case.question.confidence
+    if pool is None:
+        return None
+    needed = pool_needed(case.engine, shorter.question, ranks_of(option.flags), case.model.page_tokens)
+    able = option.is_allowed & (pool.above(float(needed)) >= confidence)
+    if not able.any():
+        return None
+    flags = {**option.flags}
     if case.engine is EngineName.VLLM and case.names.context not in case.held:
         flags[case.names.context] = context_needed(case.engine, shorter.question)
-    option = evaluate(shorter, flags, np.array([fraction]))
-    if option is None or option.survives is None or option.survives[0] < case.question.confidence:
+    at = option.fractions[int(np.argmax(able)) : int(np.argmax(able)) + 1]
+    found = evaluate(shorter, flags, at)
+    if found is None or found.survives is None or found.survives[0] < confidence or found.holds[0] < confidence:
         return None
-    return Choice(option=option, index=0, is_met=True)
+    return Choice(option=found, index=0, is_met=True)
 
 
-def _lever_of_target(case: Case, choice: Choice, lower: Choice, tokens: int) -> Lever:
+def _lever_of_target(case: Case, choice: Choice, lower: Choice) -> Lever:
+    tokens = lower.option.case.question.target_tokens
     moved = {key: value for key, value in lower.flags.items() if choice.flags.get(key) != value}
     return Lever(
         flags={case.fraction_flag: lower.fraction, **moved},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import hypot
 
 from kvyield_server.domain.advice import words
-from kvyield_server.domain.advice.grid import LEAST_JOINT, Choice, as_it_runs, solve
+from kvyield_server.domain.advice.grid import Choice, as_it_runs, solve
 from kvyield_server.domain.advice.levers import levers, lighter_use_of
 from kvyield_server.domain.advice.plan import restart_plan, verification_seconds
 from kvyield_server.domain.advice.question import (
@@ -74,6 +74,9 @@ def recommend(model: YieldModel, question: Question) -> Advice:
         if holder is not None:
             kept_runs = holder is kept and _is_running(model, holder)
             return _answer(case, _Decision(choice=holder, is_kept=kept_runs, is_doubtful=True, first=first))
+        limited = None if choice is not None or case.runs is None else as_it_runs(case, case.runs)
+        if limited is not None and limited.binding is not None:
+            return _answer(case, _Decision(choice=limited, first=first))
         if choice is None or contradiction is not None:
             return _not_enough(case, contradiction)
     if kept is not None and not choice.is_met and choice.fraction != kept.fraction:
@@ -150,7 +153,7 @@ def _held_by(case: Case, start: Observation) -> Choice | None:
     ):
         return None
     choice = as_it_runs(case, start)
-    if choice is None or not choice.option.is_allowed[0]:
+    if choice is None or choice.binding is not None or not choice.option.is_allowed[0]:
         return None
     measured = choice.measured.pool_tokens if choice.measured is not None else start.measurements.pool_tokens
     needed = pool_needed(case.engine, question, ranks_of(flags), case.model.page_tokens)
@@ -161,13 +164,20 @@ def _sign_of_a_wrong_model(case: Case, choice: Choice | None) -> str | None:
     """Return why an answer shows that the line is not that of a real GPU, None where it may be."""
     if choice is None or case.names.scales_free_memory or case.model.weights_are_stated:
         return None
-    if choice.binding == "pool":
-        pool, is_measured = choice.option.predicted.pool, bool(case.model.summary.basis.observation_ids)
+    if choice.binding in ("pool", "free_memory", "headroom"):
+        if not case.model.summary.basis.observation_ids:
+            return None if _exceeds_the_gpu(case, choice) else words.too_heavy()
+        pool = choice.option.predicted.pool
         highest = 0.0 if pool is None else pool.estimate(choice.option.fractions.size - 1).median
-        may_hold = not is_measured and float(choice.option.holds.max()) >= LEAST_JOINT
-        return words.too_heavy() if highest <= 0.0 or may_hold else None
+        return words.too_heavy() if choice.binding == "pool" and highest <= 0.0 else None
     is_tiny = choice.fraction < SMALLEST_FRACTION and case.fraction_flag not in case.held
     return words.too_small(case, choice.fraction) if is_tiny else None
+
+
+def _exceeds_the_gpu(case: Case, choice: Choice) -> bool:
+    """Tell whether the pool needed is more than the whole memory of a GPU, whatever the weights take."""
+    cost, memory = case.model.bytes_per_token(choice.flags), case.model.hardware.memory_gib
+    return cost is not None and memory is not None and choice.option.needed_tokens * cost.low > memory * 2**30
 
 
 def _equals_what_runs(case: Case, choice: Choice) -> bool:
@@ -203,7 +213,7 @@ def _answer(case: Case, decision: _Decision) -> Advice:
         restarts=None if infeasible else restart_plan(choice.joint, model.starts, is_needed=not decision.is_kept),
         verification_seconds=verification_seconds(case.question, model.starts),
         basis=model.summary.basis,
-        alternatives=() if status is Status.OK else levers(case, choice),
+        alternatives=() if decision.is_kept and status is Status.OK else levers(case, choice),
         warnings=cautions(case, choice, changes, is_kept=decision.is_kept),
         explanation="",
         binding_constraint=choice.binding,
