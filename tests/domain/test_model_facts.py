@@ -77,7 +77,8 @@ def test_parameters_are_counted_to_two_per_cent(facts: dict[str, Any], billions:
 
 def test_weights_on_one_gpu_agree_with_measured_loads() -> None:
     """On the H200 Qwen3-8B took 15.32 GiB and DeepSeek-V2-Lite 29.47 GiB; eight ranks hold an eighth each."""
-    qwen, lite = (Model(name=name, facts=MODELS[name]) for name in ("qwen3-8b", "dsv2-lite"))
+    wide = {"torch_dtype": "bfloat16"}
+    qwen, lite = (Model(name=name, facts={**MODELS[name], **wide}) for name in ("qwen3-8b", "dsv2-lite"))
     assert weights_gib_per_gpu(qwen, {"tp_size": 1}, 1) == pytest.approx(15.32, rel=0.03)
     assert weights_gib_per_gpu(lite, {"tp_size": 1}, 1) == pytest.approx(29.47, rel=0.03)
     stated = Model(name="m", facts={"checkpoint_bytes": 554 * 2**30})

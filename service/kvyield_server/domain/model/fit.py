@@ -554,11 +554,11 @@ def _count_alike(member: _Member, other: _Member, changed: frozenset[str]) -> bo
 
 
 def _with_version_drift(member: _Member, fit: PoolFit, others: Sequence[_Member]) -> PoolFit:
-    """Say where a new version's starts lie off the line of the version before it."""
+    """Say where a new version's first start lies off the line of the version before it."""
     points = [item for item in fit.evidence if item.use is Use.POINT and item.tokens is not None]
-    if not points or Label.DRIFT in fit.labels:
+    if len(points) != 1 or Label.DRIFT in fit.labels:
         return fit
-    newest = points[-1]
+    newest = points[0]
     for other in others:
         is_older = bool(other.starts) and other.starts[-1].observed_at < newest.start.observed_at
         if not is_older or differing_fields(member.key, other.key) != {"version"}:

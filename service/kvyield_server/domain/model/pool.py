@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import exp, hypot, inf, sqrt
+from math import exp, hypot, inf, isnan, sqrt
 
 import numpy as np
 
@@ -60,14 +60,20 @@ UNSOUND = 0.05
 DISCRETE = NoiseScales(
     relative=(0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2, 0.25),
     boot=(0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 4.0),
-    weight=(0.45, 0.12, 0.16, 0.16, 0.06, 0.025, 0.015, 0.007, 0.003),
+    weight=(0.55, 0.1, 0.12, 0.14, 0.05, 0.02, 0.012, 0.006, 0.002),
     usual=0.01,
 )
 UNIFIED = NoiseScales(
     relative=(3e-3, 1e-2, 2e-2, 4e-2, 8e-2, 0.2),
     boot=(0.2, 0.5, 1.0, 1.5, 2.0, 4.0),
-    weight=(0.1, 0.2, 0.35, 0.2, 0.1, 0.05),
+    weight=(0.05, 0.15, 0.33, 0.26, 0.14, 0.07),
     usual=0.08,
+)
+BOOTS_DIFFER = NoiseScales(
+    relative=(0.0, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2),
+    boot=(0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 4.0),
+    weight=(0.1, 0.2, 0.3, 0.2, 0.1, 0.06, 0.04),
+    usual=0.01,
 )
 USUAL_SCATTER, UNIFIED_SCATTER = 5e-4, 0.03
 
@@ -84,11 +90,13 @@ SHIFT_SD_GIB = {
     "length": 0.05,
     "attention": 0.05,
     "page": 0.05,
-    "kv_dtype": 0.005,
+    "kv_dtype": 0.0,
 }
 """Doubt about w, GiB, where two starts differ in one field of the key (design: partial pooling)."""
 UNKNOWN_SHIFT_SD_GIB = 2.0
 VERSION_COST_SD = 0.02
+LATENT_RATIO_SD = 0.001
+"""8-bit KV holds exactly twice the tokens with plain attention (measured to one token); latent caches may add scales."""
 _PRICED = frozenset({"kv_dtype", "tp", "dp", "dp_attention", "pp", "dcp", "speculation", "draft"})
 _EIGHT_BIT = ("fp8", "w8a8", "int8", "bitsandbytes_8bit")
 DRAFT_IN_BASE = (0, 5, 13, 0)
@@ -134,6 +142,7 @@ class PoolLine:
     posterior: LinePosterior | None
     page_tokens: int
     measured_at: tuple[float, ...] = ()
+    measured_tokens: tuple[float, ...] = ()
     running: Observation | None = None
     is_other_version: bool = False
     bend: float = 0.0
@@ -169,6 +178,14 @@ class PoolLine:
             return False
         low, middle, high = self.slope.quantiles(0, (0.25, 0.5, 0.75))
         return middle > 0.0 and high - low < 0.6 * middle
+
+    @cached_property
+    def _tells_memory(self) -> bool:
+        """Whether anything tells the GPU's memory: a source of its own, or starts that printed GiB."""
+        if self.posterior is None or self.knowledge.knows_base:
+            return self.posterior is not None
+        mean, covariance = self.posterior.moments()
+        return sqrt(max(float(covariance[2, 2]), 0.0)) < 0.3 * float(mean[2])
 
     @cached_property
     def zero_fraction(self) -> Estimate | None:
@@ -208,7 +225,7 @@ class PoolLine:
         change, count = self.change(flags), fractions.size
         x = fractions * self.share(flags)
         line = self._tokens(x, change)
-        kv_gib = None if self.posterior is None else self._gib(x, change)
+        kv_gib = None if self.posterior is None or not self._tells_memory else self._gib(x, change)
         budget = np.zeros(count) if kv_gib is None else (kv_gib.weight * kv_gib.mean).sum(axis=0)
         pool, flag, taken = line, None, budget
         per_token = None if self.cost is None else exp(self.cost.mean) / change.ratio / GIB
@@ -351,7 +368,10 @@ class PoolLine:
         after = token_cost(s.model.facts, s.engine, flags, s.hardware.gpu_count)
         if before is None or after is None:
             return _dtype_ratio(s.flags, flags) if changed <= {"kv_dtype"} else (1.0, 0.5)
-        doubt = 0.0 if changed <= {"kv_dtype", "tp"} else hypot(before.relative_sd, after.relative_sd)
+        if changed <= {"kv_dtype", "tp"}:
+            doubt = 0.0 if read_shape(s.model.facts).latent_width is None else LATENT_RATIO_SD
+        else:
+            doubt = hypot(before.relative_sd, after.relative_sd)
         return before.bytes_per_token / after.bytes_per_token, doubt
 
     def _freed(self, flags: Flags, changed: frozenset[str]) -> tuple[float, float]:
@@ -440,10 +460,10 @@ class PoolLine:
 
         A smaller one contradicts nothing: more than the weights may be taken before the pool.
         """
-        assert self.posterior is not None
-        x, prior = self.measured_at[-1], self.knowledge.line
+        x, tokens, prior = self.measured_at[-1], self.measured_tokens[-1], self.knowledge.line
         price = prior.printed_cost or prior.cost
-        tokens = float((self.posterior.weight * self.posterior.tokens(np.array([x]))[0][:, 0]).sum())
+        if isnan(tokens):
+            return None
         implied = x - tokens * exp(price.mean) / GIB / prior.base.mean
         stated = prior.weights.mean / prior.base.mean
         if implied > 0.5 * stated:
@@ -538,7 +558,8 @@ def fit_pool(
         prior = replace(prior, slopes=(*prior.slopes, was))
     posterior = None
     if kept.count or knowledge.knows_zero:
-        posterior = fit_line(kept, prior, UNIFIED if is_unified else DISCRETE)
+        scales = UNIFIED if is_unified else BOOTS_DIFFER if setting.boots_differ else DISCRETE
+        posterior = fit_line(kept, prior, scales)
         posterior = _bounded(posterior, evidence, setting, prior.base, page)
         posterior = posterior if np.isfinite(posterior.theta).all() else None
     line = PoolLine(
@@ -547,6 +568,7 @@ def fit_pool(
         posterior=posterior,
         page_tokens=page,
         measured_at=tuple(kept.x.tolist()),
+        measured_tokens=tuple(kept.tokens.tolist()),
         running=running,
         bend=_stage_bend(setting),
     )
@@ -644,7 +666,8 @@ def _agreed(
         judged = is_gib if is_gib.sum() > 0.5 * points.count else ~is_gib
     y = np.where(is_gib, points.gib * GIB / exp(price.mean), points.tokens)
     relative = UNIFIED_SCATTER if is_unified else USUAL_SCATTER
-    tolerance = points.page_sd + relative * np.abs(y) + 1.0
+    size = np.abs(y)
+    tolerance = points.page_sd + relative * np.maximum(size, 0.3 * size.max(initial=0.0)) + 1.0
     if knowledge.line.boot_gib:
         tolerance = tolerance + knowledge.line.boot_gib * GIB / exp(price.mean)
     expected = base.mean * GIB / exp(price.mean) if knowledge.knows_base and price.sd < 0.1 else None
@@ -679,7 +702,8 @@ def _sorted_out(
         since = [item for index, item in enumerate(chosen) if agreed.kept[index]]
         before = [item for index, item in enumerate(chosen) if agreed.before[index]]
         cautions.append(_changed(before, since))
-    if agreed.is_torn or _is_at_odds(chosen, agreed):
+    is_torn = agreed.is_torn and not has_unified_memory(chosen[-1].start.hardware)
+    if is_torn or _is_at_odds(chosen, agreed):
         labels |= {Label.CONFOUNDED}
         cautions.append(_confounded(chosen))
     return tuple(reasons.get(item.start.id, item) for item in evidence), labels, cautions

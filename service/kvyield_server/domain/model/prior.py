@@ -40,7 +40,9 @@ GRAPHS_GIB, GRAPHS_SD_GIB = 1.5, 0.8
 STATES_SD_GIB = 3.0
 BOOT_SD_GIB = 0.2
 """By how much vLLM's memory beside the pool differs between boots with a draft or states: see docs/adr/0006."""
-VLLM_EXTRA = Normal(1.5, 1.0)
+VLLM_EXTRA = Normal(1.7, 1.6)
+PEAK_DOUBT = 0.1
+"""How often vLLM's profiled peak and graph estimate are far more than that (20.88 GiB of graphs, 13 GiB on a GB10)."""
 SGLANG_EXTRA = Normal(0.1, 0.3)
 UNKNOWN_BASE = Normal(80.0, 80.0)
 UNKNOWN_COST = Normal(log(60_000.0), 3.0)
@@ -120,7 +122,7 @@ def prior_knowledge(setting: Setting, starts: Sequence[Observation], transfers: 
         cost=cost,
         printed_cost=printed,
         crossings=crossings,
-        hypotheses=_hypotheses(base, base_source, weights_source, cost, cost_source),
+        hypotheses=_hypotheses(setting, base, base_source, weights_source, cost, cost_source),
         boot_gib=BOOT_SD_GIB if setting.boots_differ else 0.0,
     )
     return Knowledge(
@@ -138,11 +140,12 @@ _DOUBT = {"logged": 0.004, "zero": 0.0005, "printed": 0.002, "transfer": 0.02}
 
 
 def _hypotheses(
-    base: Normal, base_source: str, weights_source: str, cost: Normal, cost_source: str
+    setting: Setting, base: Normal, base_source: str, weights_source: str, cost: Normal, cost_source: str
 ) -> tuple[Hypothesis, ...]:
+    more_doubt = PEAK_DOUBT if setting.engine.name is EngineName.VLLM else 0.0
     wrong = [
         Hypothesis("memory", _DOUBT.get(base_source, 0.01), base_sd_gib=0.1 * base.mean),
-        Hypothesis("weights", _DOUBT.get(weights_source, 0.03), weights_sd_gib=0.25 * base.mean),
+        Hypothesis("weights", more_doubt + _DOUBT.get(weights_source, 0.03), weights_sd_gib=0.25 * base.mean),
     ]
     if cost.sd < UNKNOWN_COST_SD and cost_source != "printed":
         wrong.append(Hypothesis("cost", _DOUBT.get(cost_source, 0.04), cost_sd=0.5))
