@@ -50,7 +50,7 @@ from kvyield_server.domain.facts.observation import (
 from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, is_on
 from kvyield_server.domain.facts.versions import is_other_series, plain_version
 from kvyield_server.domain.model.consensus import LEAST_AGREEING
-from kvyield_server.domain.model.evidence import (
+from kvyield_server.domain.model.evidence import is_death, (
     SAME_FRACTION,
     Evidence,
     Label,
@@ -122,6 +122,7 @@ class DeploymentFit:
     free: FreeMemory
     needs: PromptNeeds
     history: History
+    distant_deaths: tuple[Observation, ...] = ()
     relatives: tuple[DeploymentFit, ...] = field(default=(), repr=False, compare=False)
 
     @property
@@ -460,9 +461,13 @@ def _unusable(key: Key, setting: Setting, starts: tuple[Observation, ...]) -> _M
     knowledge = prior_knowledge(bare, (), ())
     reason = "no line can be computed from the figures of these starts: one of them is beyond any sense"
     found = tuple(Evidence(start, Use.SET_ASIDE, reason, labels=frozenset({Label.UNUSABLE})) for start in starts)
-    fit = fit_pool(bare, found, knowledge)
-    line = replace(fit.line, setting=setting, posterior=None)
-    fit = replace(fit, line=line, labels=fit.labels | {Label.UNUSABLE}, cautions=(UNUSABLE,))
+    fit = PoolFit(
+        line=PoolLine(setting=setting, knowledge=knowledge, posterior=None, page_tokens=1),
+        evidence=found,
+        labels=frozenset({Label.UNUSABLE}),
+        cautions=(UNUSABLE,),
+        distinct_fractions=0,
+    )
     return _Member(
         key=key,
         setting=setting,
@@ -513,7 +518,9 @@ def _lent(member: _Member, others: Sequence[_Member]) -> Lent:
         if zero is not None and member.knowledge.knows_base:
             base = member.knowledge.line.base.mean
             shift = hypot(*(SHIFT_SD_GIB.get(field, UNKNOWN_SHIFT_SD_GIB) for field in changed), 0.05)
-            crossings.append(Normal(zero.median, hypot(shift, (zero.high - zero.low) / 3.29 * base)))
+            more = _more_graphs(member, other) if "graphs" in changed else 0.0
+            doubt = hypot(shift, 0.3 * more, (zero.high - zero.low) / 3.29 * base)
+            crossings.append(Normal(zero.median + more / base, doubt))
     own = member.fit.line.slope
     best = min(slopes, key=lambda each: each[0].sd / each[0].mean, default=None)
     nearest = min(crossings, key=lambda each: each.sd, default=None)
@@ -528,6 +535,14 @@ def _lent(member: _Member, others: Sequence[_Member]) -> Lent:
         starts=points,
         deployments=1 if points else 0,
     )
+
+
+def _more_graphs(member: _Member, other: _Member) -> float:
+    """Return GiB by which this deployment's graphs take more than a relative's, as logged; vLLM takes them of the pool."""
+    if member.running is None or other.running is None or member.setting.engine.name is not EngineName.VLLM:
+        return 0.0
+    own, theirs = (as_number(each.running.measurements.graph_gib) for each in (member, other) if each.running)
+    return 0.0 if own is None or theirs is None else own - theirs
 
 
 def _price_ratio(member: _Member, other: _Member, changed: frozenset[str]) -> Normal | None:
@@ -681,6 +696,18 @@ def _siblings(member: _Member, others: Sequence[_Member]) -> Iterator[Observatio
             continue
         if not is_other_series(member.key.get("version"), other.key.get("version")):
             yield from other.starts
+
+
+_OTHER_MEMORY = frozenset({"engine", "tp", "pp", "dp", "dp_attention", "dcp", "kv_dtype"})
+
+
+def _distant_deaths(member: _Member, others: Sequence[_Member], history: History) -> Iterator[Observation]:
+    """Yield deaths of deployments with the same engine, layout and KV dtype that rule nothing out here."""
+    counting = {start.id for start in history.deaths}
+    for other in others:
+        if differing_fields(member.key, other.key) & _OTHER_MEMORY:
+            continue
+        yield from (start for start in other.starts if is_death(start) and start.id not in counting)
 
 
 def _basis_kind(fit: PoolFit) -> BasisKind:

@@ -223,6 +223,9 @@ class _Grid:
         more = np.array([(h.base_sd_gib, h.weights_sd_gib, h.cost_sd) for h in hypotheses])[self.which]
         self.base_sd = np.hypot(prior.base.sd, more[:, 0])[:, None]
         self.weights_sd = np.hypot(prior.weights.sd, more[:, 1])[:, None]
+        doubt = np.hypot(more[:, 2], more[:, 0] / max(prior.base.mean, 1e-9))
+        self.crossing_sds = [np.hypot(crossing.sd, more[:, 1])[:, None] for crossing in prior.crossings]
+        self.slope_sds = [np.hypot(slope.sd, doubt * slope.mean)[:, None] for slope in prior.slopes]
         self.cost_sd = np.hypot(prior.cost.sd, more[:, 2])
         self.x0 = float(points.x.mean()) if has_points else 0.0
         known = points.tokens[~np.isnan(points.tokens)]
@@ -289,12 +292,12 @@ class _Grid:
         weight, value = squared / self.weights_sd**2, prior.weights.mean / per_token + self.y0
         p00, p01, p11 = p00 + weight, p01 - weight * self.x0, p11 + weight * self.x0**2
         b0, b1, q = b0 - weight * value, b1 + weight * value * self.x0, q + weight * value**2
-        for crossing in prior.crossings:
-            weight, far = squared / crossing.sd**2, crossing.mean - self.x0
+        for crossing, sd in zip(prior.crossings, self.crossing_sds, strict=True):
+            weight, far = squared / sd**2, crossing.mean - self.x0
             p00, p01, p11 = p00 + weight, p01 + weight * far, p11 + weight * far**2
             b0, b1, q = b0 - weight * self.y0, b1 - weight * far * self.y0, q + weight * self.y0**2
-        for slope in prior.slopes:
-            weight = slope.sd**-2.0
+        for slope, sd in zip(prior.slopes, self.slope_sds, strict=True):
+            weight = sd**-2.0
             p11, b1, q = p11 + weight, b1 + weight * slope.mean, q + weight * slope.mean**2
         determinant = np.maximum(p00 * p11 - p01 * p01, 1e-300)
         v00, v01, v11 = p11 / determinant, -p01 / determinant, p00 / determinant
@@ -315,6 +318,7 @@ class _Grid:
             - np.log(self.cost_sd)
             - np.log(self.base_sd[:, 0])
             - np.log(self.weights_sd[:, 0])
+            - sum(np.log(sd[:, 0]) for sd in (*self.crossing_sds, *self.slope_sds))
         )
         total = height + constant[:, None]
         share = np.exp(total - total.max())

@@ -461,10 +461,12 @@ class PoolLine:
         A smaller one contradicts nothing: more than the weights may be taken before the pool.
         """
         x, tokens, prior = self.measured_at[-1], self.measured_tokens[-1], self.knowledge.line
-        price = prior.printed_cost or prior.cost
         if isnan(tokens):
             return None
-        implied = x - tokens * exp(price.mean) / GIB / prior.base.mean
+        per_token = exp((prior.printed_cost or prior.cost).mean)
+        if prior.printed_cost is None and self.knowledge.formula is not None:
+            per_token = min(per_token, self.knowledge.formula)
+        implied = x - tokens * per_token / GIB / prior.base.mean
         stated = prior.weights.mean / prior.base.mean
         if implied > 0.5 * stated:
             return None

@@ -73,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knowledge:
-    """A line's prior with where it comes from. ``formula`` is the config's price of a token, bytes;
+    """A line's prior with where it comes from. ``formula`` is the config's price of a token without a draft, bytes;
     ``names_zero`` says that a refusal named the zero crossing.
     """
 
@@ -274,7 +274,9 @@ def _cost(setting: Setting, transfers: Sequence[Observation]) -> tuple[Normal, s
     )
     if moved is not None:
         moved = Normal(moved.mean, hypot(moved.sd, TRANSFER_SD))
-    of_config = None if cost is None else cost.bytes_per_token
+    alone = {**setting.flags, NAMES[setting.engine.name].speculation or "speculative": None}
+    bare = token_cost(setting.model.facts, setting.engine, alone, setting.hardware.gpu_count)
+    of_config = None if bare is None else bare.bytes_per_token
     if moved is not None and (formula is None or moved.sd < formula.sd):
         return moved, "transfer", of_config
     return (formula, "config", of_config) if formula is not None else (UNKNOWN_COST, "unknown", None)
