@@ -99,6 +99,7 @@ class GivenModel:
     death: Observation | None = None
     extra: dict[str, float] = field(default_factory=dict)
     relatives: Sequence[GivenModel] = ()
+    distant_deaths: Sequence[Observation] = ()
 
     @property
     def summary(self) -> FitSummary:

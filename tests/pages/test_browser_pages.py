@@ -143,7 +143,7 @@ def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site
     expect(page.locator("main")).to_contain_text("no start names it yet")
     number, flags = advised(site)
     run = {**samples.worked_case()[2]["flags"], **flags}
-    settling = samples.start(0.926, 8, 200_225, 5.4, flags=run, recommendation_id=number, observed_at=samples.hour(5))
+    settling = samples.start(0.926, 8, 200_229, 5.4, flags=run, recommendation_id=number, observed_at=samples.hour(5))
     site.post([settling])
     page.reload()
     expect(page.locator(f"[id='{number}']")).to_contain_text("pool within its interval")

@@ -12,6 +12,7 @@ from kvyield_server.domain.facts.deployment import key_fields
 from kvyield_server.domain.facts.model_config import is_latent_attention
 from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, EngineName, Observation
 from kvyield_server.domain.facts.versions import plain_version
+from kvyield_server.domain.model.evidence import is_lighter
 
 _BEYOND_CONTEXT = {
     EngineName.SGLANG: "SGLang refuses such a {flag} unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
@@ -34,6 +35,7 @@ def cautions(case: Case, choice: Choice, changes: Sequence[Change], *, is_kept: 
         _not_served(choice),
         _never_verified(case, choice),
         _memory(case, choice),
+        _distant_deaths(case, choice),
         _hardware(case),
         versions(case),
         case.model.summary.warnings,
@@ -171,6 +173,20 @@ def _memory(case: Case, choice: Choice) -> Iterator[Caution]:
                 "a larger pool is possible (prefer=pool)."
             )
             yield Caution(code="memory_stays_unused", detail=detail)
+
+
+def _distant_deaths(case: Case, choice: Choice) -> Iterator[Caution]:
+    """Warn of deployments much alike that ran out of memory at the advised fraction or below."""
+    above = [death for death in case.model.distant_deaths if (death.fraction or 1.0) <= choice.fraction + 1e-9]
+    deaths = [death for death in above if not is_lighter(case.engine, choice.flags, death.flags)]
+    lowest = min(deaths, key=lambda death: death.fraction or 1.0, default=None)
+    if lowest is None:
+        return
+    is_version = lowest.engine.version != case.model.summary.engine_version
+    whose = f"of version {lowest.engine.version or 'unknown'}" if is_version else "of a deployment with other flags"
+    code = "oom_in_another_version" if is_version else "oom_in_another_deployment"
+    detail = f"A start {whose} ran out of memory at {lowest.fraction}, not above the {choice.fraction:.3g} here."
+    yield Caution(code=code, detail=detail)
 
 
 def _hardware(case: Case) -> Iterator[Caution]:

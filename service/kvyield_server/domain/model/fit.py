@@ -50,7 +50,7 @@ from kvyield_server.domain.facts.observation import (
 from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, is_on
 from kvyield_server.domain.facts.versions import is_other_series, plain_version
 from kvyield_server.domain.model.consensus import LEAST_AGREEING
-from kvyield_server.domain.model.evidence import is_death, (
+from kvyield_server.domain.model.evidence import (
     SAME_FRACTION,
     Evidence,
     Label,
@@ -58,6 +58,7 @@ from kvyield_server.domain.model.evidence import is_death, (
     classify,
     counted_once,
     fraction_of,
+    is_death,
     is_no_lighter,
 )
 from kvyield_server.domain.model.free_memory import FreeMemory, fit_free_memory
@@ -670,7 +671,15 @@ def _deployment(member: _Member, fit: PoolFit, lent: Lent, others: Sequence[_Mem
         warnings=tuple(_warnings(fit, member)),
         last_observed_at=member.starts[-1].observed_at if member.starts else None,
     )
-    return DeploymentFit(key=member.key, summary=summary, pool=fit, free=free, needs=needs, history=history)
+    return DeploymentFit(
+        key=member.key,
+        summary=summary,
+        pool=fit,
+        free=free,
+        needs=needs,
+        history=history,
+        distant_deaths=tuple(_distant_deaths(member, others, history)),
+    )
 
 
 def _needs(starts: Sequence[Observation], setting: Setting, free: FreeMemory) -> PromptNeeds:

@@ -116,6 +116,10 @@ class YieldModel(Protocol):
     def relatives(self) -> Sequence[YieldModel]:
         """Deployments of the pair that differ in what moves the line's start alone, and answer for their own flags."""
 
+    @property
+    def distant_deaths(self) -> Sequence[Observation]:
+        """Starts of deployments much alike that ran out of memory and rule nothing out here."""
+
     def contradiction(self, flags: Flags) -> str | None:
         """Return what contradicts what, when the line cannot be that of a real GPU (rule 5); None when it is sound."""
 
