@@ -48,42 +48,52 @@ def find_consensus(
     """Return which points agree; ``tolerance`` is what equal starts usually scatter by, tokens at each point."""
     count = x.size
     nothing = np.zeros(count, dtype=np.bool_)
-    everything = Consensus(~nothing, nothing, nothing)
     if count < LEAST_AGREEING:
-        return everything
+        return Consensus(~nothing, nothing, nothing)
     level, slope = _best_line(x, y, tolerance, expected, steepest)
     off = np.abs(y - level - slope * x) / tolerance
     scale = min(LARGEST_SCALE, max(1.0, 1.4826 * float(np.median(off)) / 0.6745))
     near = off <= NEAR * scale
-    agreeing = int(near.sum())
-    if agreeing == count:
-        newest_off = _newest_is_off(x, y, tolerance, level, slope)
-        if not newest_off or count <= LEAST_AGREEING:
-            return Consensus(~nothing, nothing, nothing, drifted=newest_off, slope=slope)
-        near = ~nothing
-        near[-1] = False
-        return Consensus(near, ~near, nothing, drifted=True, slope=slope)
-    if agreeing < LEAST_AGREEING:
+    if near.all():
+        return _with_newest(x, y, tolerance, level, slope)
+    if near.sum() < LEAST_AGREEING:
         return Consensus(~nothing, nothing, nothing, is_torn=True)
     trailing = _trailing(~near)
-    if trailing == 1:
-        return Consensus(near, ~near, nothing, drifted=True, slope=slope)
-    if trailing > 1:
+    if trailing > 1 and _is_regime(x[-trailing:], y[-trailing:], scale * tolerance[-trailing:], slope, steepest):
         since = nothing.copy()
         since[-trailing:] = True
-        shift = (y - slope * x)[since]
-        bound = NEAR * scale * tolerance[since].max()
-        is_line = trailing >= LEAST_AGREEING and _share_line(x[since], y[since], tolerance[since] * scale, steepest)
-        if np.ptp(shift) <= 2.0 * bound or is_line:
-            return Consensus(since, nothing, ~since, drifted=False, slope=slope)
-    leading = _trailing((~near)[::-1])
+        return Consensus(since, nothing, ~since, slope=slope)
+    return _apart(near, slope, drifted=trailing == 1)
+
+
+def _with_newest(x: Floats, y: Floats, tolerance: Floats, level: float, slope: float) -> Consensus:
+    """Return the consensus of points that all lie near a line: the newest may still be farther off than the others."""
+    everything = np.ones(x.size, dtype=np.bool_)
+    is_off = _newest_is_off(x, y, tolerance, level, slope)
+    kept = everything.copy()
+    kept[-1] = not is_off or x.size <= LEAST_AGREEING
+    return Consensus(kept, ~kept, ~everything, drifted=is_off, slope=slope)
+
+
+def _is_regime(x: Floats, y: Floats, tolerance: Floats, slope: float, steepest: float | None) -> bool:
+    """Tell whether the newest points share a line of their own: the old slope shifted, or three on another."""
+    if np.ptp(y - slope * x) <= 2.0 * NEAR * tolerance.max():
+        return True
+    return x.size >= LEAST_AGREEING and _share_line(x, y, tolerance, steepest)
+
+
+def _apart(near: Mask, slope: float, *, drifted: bool) -> Consensus:
+    """Return the consensus where some points lie off the line of the others: before a change, or simply off."""
+    far, nothing = ~near, np.zeros_like(near)
+    if drifted:
+        return Consensus(near, far, nothing, drifted=True, slope=slope)
     before = nothing.copy()
-    if leading > 1 and leading == int((~near).sum()):
+    leading = _trailing(far[::-1])
+    if leading > 1 and leading == int(far.sum()):
         before[:leading] = True
-    is_torn = agreeing < 0.5 * count and not before.any()
-    if is_torn:
+    if near.sum() < 0.5 * near.size and not before.any():
         return Consensus(~nothing, nothing, nothing, is_torn=True, slope=slope)
-    return Consensus(near, ~near & ~before, before, slope=slope)
+    return Consensus(near, far & ~before, before, slope=slope)
 
 
 def _best_line(

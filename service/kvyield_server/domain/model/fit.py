@@ -539,7 +539,7 @@ def _lent(member: _Member, others: Sequence[_Member]) -> Lent:
 
 
 def _more_graphs(member: _Member, other: _Member) -> float:
-    """Return GiB by which this deployment's graphs take more than a relative's, as logged; vLLM takes them of the pool."""
+    """Return GiB that this deployment's graphs take more than a relative's, as logged; vLLM takes them off the pool."""
     if member.running is None or other.running is None or member.setting.engine.name is not EngineName.VLLM:
         return 0.0
     own, theirs = (as_number(each.running.measurements.graph_gib) for each in (member, other) if each.running)

@@ -82,6 +82,21 @@ class Reading(NamedTuple):
     dropped: float
 
 
+class FreePoints(NamedTuple):
+    """Points of free memory: rows of shape (n, columns), GiB without the arithmetic part, and further variances."""
+
+    rows: Floats
+    values: Floats
+    extra: Floats
+
+
+class Prior(NamedTuple):
+    """Means and standard deviations of the coefficients before any start."""
+
+    mean: Floats
+    sd: Floats
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FreePosterior:
     """Weighted normals over the coefficients, one per noise scale."""
@@ -313,8 +328,8 @@ def _posterior(free: FreeMemory, base: Normal, groups: Sequence[tuple[Flags, lis
     is_unified = has_unified_memory(free.line.setting.hardware)
     noise = np.array(UNIFIED_NOISE) * base.mean if is_unified else np.array(NOISE_GIB)
     weight = np.array(UNIFIED_WEIGHT if is_unified else NOISE_WEIGHT)
-    rows, values, extra, bounds = _stacked(free, groups)
-    posterior = _with_points(mean, sd, noise, weight, rows, values, extra)
+    points, bounds = _stacked(free, groups)
+    posterior = _with_points(Prior(mean, sd), noise, weight, points)
     for row, value, is_upper, trust in sorted(bounds, key=lambda bound: (bound[2], bound[1], tuple(bound[0]))):
         sign = 1.0 if is_upper else -1.0
         posterior = _bounded(posterior, sign * row, sign * value, trust)
@@ -374,8 +389,8 @@ def _draft_billed_in_layers(version: str | None, free: FreeMemory) -> bool:
 
 def _stacked(
     free: FreeMemory, groups: Sequence[tuple[Flags, list[Reading]]]
-) -> tuple[Floats, Floats, Floats, list[tuple[Floats, float, bool, float]]]:
-    """Return rows, values and further variances of all points, and the bounds."""
+) -> tuple[FreePoints, list[tuple[Floats, float, bool, float]]]:
+    """Return all points, and the bounds."""
     rows, values, extra = [np.zeros((0, COLUMNS))], [np.zeros(0)], [np.zeros(0)]
     bounds: list[tuple[Floats, float, bool, float]] = []
     for flags, readings in groups:
@@ -393,7 +408,7 @@ def _stacked(
         for index in np.flatnonzero(~is_point):
             is_upper = readings[index].kind == "upper"
             bounds.append((row[index], float(left[index]), is_upper, 0.9 if is_upper else 0.995))
-    return np.concatenate(rows), np.concatenate(values), np.concatenate(extra), _tightest(bounds)
+    return FreePoints(np.concatenate(rows), np.concatenate(values), np.concatenate(extra)), _tightest(bounds)
 
 
 def _tightest(bounds: list[tuple[Floats, float, bool, float]]) -> list[tuple[Floats, float, bool, float]]:
@@ -403,10 +418,9 @@ def _tightest(bounds: list[tuple[Floats, float, bool, float]]) -> list[tuple[Flo
     return [*upper, *lower]
 
 
-def _with_points(
-    mean: Floats, sd: Floats, noise: Floats, weight: Floats, rows: Floats, values: Floats, extra: Floats
-) -> FreePosterior:
+def _with_points(prior: Prior, noise: Floats, weight: Floats, points: FreePoints) -> FreePosterior:
     """Return the posterior after all points, at each noise scale, weighted by its evidence."""
+    (mean, sd), (rows, values, extra) = prior, points
     precision, count = np.diag(sd**-2.0), values.size
     scatter = noise[:, None] ** 2 + extra
     robust = (

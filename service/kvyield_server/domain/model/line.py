@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 GIB = float(2**30)
 LEAST_RELATIVE_SD = 2e-7
 LEAST_BOOT_SD = 1e-6
-"""Starts of one engine over HTTP and in a forked process differ by some 0.4 MiB of 95 GiB (recorded H200 starts: up to 1)."""
+"""Equal starts repeat to the token on a GPU of their own (recorded H200 starts), which leaves this much doubt."""
 NODES, MOST_ROUNDS = 13, 12
 _U: Floats = np.linspace(-1.0, 1.0, NODES)
 _NEGLIGIBLE = 2e-3

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from math import exp, hypot, inf, isnan, sqrt
 
 import numpy as np
@@ -96,7 +97,7 @@ SHIFT_SD_GIB = {
 UNKNOWN_SHIFT_SD_GIB = 2.0
 VERSION_COST_SD = 0.02
 LATENT_RATIO_SD = 0.001
-"""8-bit KV holds exactly twice the tokens with plain attention (measured to one token); latent caches may add scales."""
+"""8-bit KV holds exactly twice the tokens with plain attention (measured); latent caches may add scales."""
 _PRICED = frozenset({"kv_dtype", "tp", "dp", "dp_attention", "pp", "dcp", "speculation", "draft"})
 _EIGHT_BIT = ("fp8", "w8a8", "int8", "bitsandbytes_8bit")
 DRAFT_IN_BASE = (0, 5, 13, 0)
@@ -443,8 +444,8 @@ class PoolLine:
         zero = self.zero_fraction
         if zero is not None and zero.high <= 0.0:
             return (
-                f"the implied zero crossing is {zero.median:.2f}: by this line a pool would be left at a fraction of 0, "
-                "though weights take memory"
+                f"the implied zero crossing is {zero.median:.2f}: by this line a pool would be left at a fraction "
+                "of 0, though weights take memory"
             )
         if self.measured_at and self.posterior.sound < UNSOUND and np.ptp(self.measured_at) < SPAN:
             found = self._unsound()
@@ -472,8 +473,8 @@ class PoolLine:
             return None
         return (
             f"a pool of {tokens:,.0f} tokens at {x:g} does not go with what config and GPU say: the implied zero "
-            f"crossing is {implied:.2f}, while the weights say {stated:.2f}; bytes per token (KV dtype, draft), weights "
-            "or the GPU's memory may be other than stated"
+            f"crossing is {implied:.2f}, while the weights say {stated:.2f}; bytes per token (KV dtype, draft), "
+            "weights or the GPU's memory may be other than stated"
         )
 
     def _steepness(self) -> float | None:
@@ -562,7 +563,7 @@ def fit_pool(
     if kept.count or knowledge.knows_zero:
         scales = UNIFIED if is_unified else BOOTS_DIFFER if setting.boots_differ else DISCRETE
         posterior = fit_line(kept, prior, scales)
-        posterior = _bounded(posterior, evidence, setting, prior.base, page)
+        posterior = _bounded(posterior, evidence, setting, page)
         posterior = posterior if np.isfinite(posterior.theta).all() else None
     line = PoolLine(
         setting=setting,
@@ -715,7 +716,7 @@ def _is_at_odds(chosen: Sequence[Evidence], agreed: Consensus) -> bool:
     """Tell whether kept points differ at one fraction, or fall with the fraction, by more than any noise."""
     kept = [item for index, item in enumerate(chosen) if agreed.kept[index] and item.tokens is not None]
     kept.sort(key=lambda item: (item.fraction or 0.0, item.tokens or 0))
-    for left, right in zip(kept, kept[1:], strict=False):
+    for left, right in pairwise(kept):
         run, rise = (right.fraction or 0.0) - (left.fraction or 0.0), (right.tokens or 0) - (left.tokens or 0)
         slack = 0.35 if has_unified_memory(left.start.hardware) else 0.005
         if left.start.engine.name is EngineName.VLLM and not differing_flags(left.start.flags, right.start.flags):
@@ -732,7 +733,9 @@ def _changed(before: Sequence[Evidence], since: Sequence[Evidence]) -> Caution:
     """Say that something lasting changed, and what the logs show of it."""
     found = _what_differs(before[-1].start, since[-1].start)
     what = "; ".join(found) if found else "no recorded flag or figure tells what"
-    detail = f"Earlier starts lie on another line: something lasting changed ({what}). Only the starts since then were fitted."
+    detail = (
+        f"Earlier starts lie on another line: something lasting changed ({what}). Only those since then were fitted."
+    )
     return Caution(code="drift", detail=detail)
 
 
@@ -783,15 +786,13 @@ def _disagreement(line: PoolLine, points: Points, base: Normal) -> Caution | Non
     if abs(middle - expected) <= max(LEAST_DISAGREEMENT * expected, 3.0 * sd):
         return None
     detail = (
-        f"Beware: the starts give a slope {100.0 * (middle / expected - 1.0):+.1f} % off what memory and bytes per token "
-        "say: something else changed between them, or the model's facts are not those of the running model."
+        f"Beware: the starts give a slope {100.0 * (middle / expected - 1.0):+.1f} % off what memory and bytes per "
+        "token say: something else changed between them, or the model's facts are not those of the running model."
     )
     return Caution(code="slope_disagreement", detail=detail)
 
 
-def _bounded(
-    posterior: LinePosterior, evidence: Sequence[Evidence], setting: Setting, base: Normal, page: int
-) -> LinePosterior:
+def _bounded(posterior: LinePosterior, evidence: Sequence[Evidence], setting: Setting, page: int) -> LinePosterior:
     """Let caps ("at least so much") and refusals ("no more than so much") act, each only where it tells something."""
     shares = fraction_share if is_amd(setting.hardware) else None
     context = read_shape(setting.model.facts).context_length

@@ -122,7 +122,7 @@ def prior_knowledge(setting: Setting, starts: Sequence[Observation], transfers: 
         cost=cost,
         printed_cost=printed,
         crossings=crossings,
-        hypotheses=_hypotheses(setting, base, base_source, weights_source, cost, cost_source),
+        hypotheses=_hypotheses(setting, base, cost, (base_source, weights_source, cost_source)),
         boot_gib=BOOT_SD_GIB if setting.boots_differ else 0.0,
     )
     return Knowledge(
@@ -139,9 +139,9 @@ _DOUBT = {"logged": 0.004, "zero": 0.0005, "printed": 0.002, "transfer": 0.02}
 """How likely a source is to be wrong; the config's and the table's figures more often than what the engine printed."""
 
 
-def _hypotheses(
-    setting: Setting, base: Normal, base_source: str, weights_source: str, cost: Normal, cost_source: str
-) -> tuple[Hypothesis, ...]:
+def _hypotheses(setting: Setting, base: Normal, cost: Normal, sources: tuple[str, str, str]) -> tuple[Hypothesis, ...]:
+    """Return the hypotheses that each source of prior knowledge (memory, weights, price) is wrong, and that none is."""
+    base_source, weights_source, cost_source = sources
     more_doubt = PEAK_DOUBT if setting.engine.name is EngineName.VLLM else 0.0
     wrong = [
         Hypothesis("memory", _DOUBT.get(base_source, 0.01), base_sd_gib=0.1 * base.mean),
