@@ -33,11 +33,20 @@ _SCALE_BITS = 16.0
 
 @dataclass(frozen=True, slots=True)
 class WeightsFigure:
-    """GiB of weights on one GPU with a relative standard deviation; ``is_stated`` is false where bytes are assumed."""
+    """GiB of weights on one GPU with a relative standard deviation.
+
+    ``is_stated`` is false where the bytes of a weight are assumed; ``by_dtype`` says that only the dtype of the
+    computation tells them, as configs without their quantisation do.
+    """
 
     gib: float
     relative_sd: float
     is_stated: bool
+    by_dtype: bool = False
+
+    def assumed(self) -> WeightsFigure:
+        """Return the figure of weights that are of 4 to 16 bits, where 16 cannot be."""
+        return WeightsFigure(self.gib * ASSUMED_BYTES / 2.0, ASSUMED_SD, is_stated=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +71,22 @@ def weights_of_gpu(model: Model, flags: Flags, gpu_count: int) -> WeightsFigure 
     mixture-of-experts decoders, and multiplied by the bytes of one weight. More than any GPU could hold is unknown.
     """
     layout = parallel_layout(flags, gpu_count)
-    stated, doubt, is_stated = stated_weight_bytes(model.facts), STATED_SD, True
+    stated, doubt, is_stated, by_dtype = stated_weight_bytes(model.facts), STATED_SD, True, False
     if stated is None:
         counts = parameter_counts(model.facts)
         if counts is None:
             return None
         found = _quantised(model, flags, counts)
+        if found is None:
+            found = _sixteen_bit(model, flags, counts)
+            by_dtype = found is not None
         is_stated = found is not None
         stated = found if found is not None else counts.total * ASSUMED_BYTES
         doubt = COUNTED_SD if is_stated else ASSUMED_SD
     per_gpu = stated / (layout.tensor * layout.pipeline)
-    return WeightsFigure(per_gpu / GIB, doubt, is_stated) if 1.0 <= per_gpu <= LARGEST_BYTES_PER_GPU else None
+    if not 1.0 <= per_gpu <= LARGEST_BYTES_PER_GPU:
+        return None
+    return WeightsFigure(per_gpu / GIB, doubt, is_stated, by_dtype)
 
 
 def weights_gib_per_gpu(model: Model, flags: Flags, gpu_count: int) -> float | None:
@@ -91,8 +105,12 @@ def _quantised(model: Model, flags: Flags, counts: ParameterCounts) -> float | N
     told = first_given(flags, "quantization") or first_given(config, "quant_method", "quantization")
     words = f"{as_word(told) or ''} {model.name.lower()}"
     named = next((size for word, size in _QUANTISED_BYTES.items() if word in words), None)
-    if named is not None:
-        return counts.total * named
+    return None if named is None else counts.total * named
+
+
+def _sixteen_bit(model: Model, flags: Flags, counts: ParameterCounts) -> float | None:
+    """Return the checkpoint's bytes by the dtype of the computation, None where nothing tells that either."""
+    config = flat_facts(model.facts)
     dtype = as_word(first_given(config, "torch_dtype", "dtype")) or as_word(flags.get("dtype")) or ""
     size = _DTYPE_BYTES.get(dtype.removeprefix("torch."))
     return None if size is None else counts.total * size

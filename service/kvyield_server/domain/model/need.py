@@ -237,7 +237,7 @@ class PromptNeeds:
         asked = min(prompt_tokens, chunk)
         known = [drop for drop in drops if drop.longest_so_far or drop.worked_tokens >= asked]
         if NAMES[self.engine].reserves_peak:
-            known = [drop for drop in known if drop.prompt_tokens >= asked] or known
+            known = [drop for drop in known if drop.prompt_tokens >= asked]
         if not known:
             return prior
         nearest = min(abs(log(asked / drop.worked_tokens)) for drop in known)

@@ -44,6 +44,8 @@ VLLM_EXTRA = Normal(1.7, 1.6)
 PEAK_DOUBT = 0.1
 """How often vLLM's profiled peak and graph estimate are far more than that (20.88 GiB of graphs, 13 GiB on a GB10)."""
 SGLANG_EXTRA = Normal(0.1, 0.3)
+MOST_WEIGHTS = 0.9
+"""A model whose 16-bit weights would take more of the GPU than this is run with fewer bits."""
 UNKNOWN_BASE = Normal(80.0, 80.0)
 UNKNOWN_COST = Normal(log(60_000.0), 3.0)
 UNKNOWN_COST_SD = 1.0
@@ -214,6 +216,8 @@ def _weights(
     if told is not None:
         return Normal(told.mean + extra.mean, hypot(told.sd, extra.sd)), "told"
     estimate = weights_of_gpu(setting.model, setting.flags, setting.hardware.gpu_count)
+    if estimate is not None and estimate.by_dtype and estimate.gib > MOST_WEIGHTS * base.mean:
+        estimate = estimate.assumed()
     if estimate is not None:
         doubt = hypot(estimate.gib * estimate.relative_sd, extra.sd)
         return Normal(estimate.gib + extra.mean, doubt), "config" if estimate.is_stated else "assumed"
