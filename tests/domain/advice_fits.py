@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from domain.given_model import GIB, GivenModel, with_starts
-from domain.straight_line import KIMI, RTX_PRO, start, worked_starts
+from domain.worked_starts import KIMI, RTX_PRO, start, worked_starts
 from kvyield_server.domain.answers import Advice
 from kvyield_server.domain.engines.registry import NAMES, positive
 from kvyield_server.domain.facts.observation import (

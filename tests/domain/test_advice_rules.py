@@ -8,7 +8,7 @@ import pytest
 
 from domain.advice_fits import SGLANG_FLAGS, codes, fraction, plain, worked
 from domain.given_model import with_starts
-from domain.straight_line import DOG, kimi_flags, start
+from domain.worked_starts import DOG, kimi_flags, start
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import HeadlineCode, Prefer, Question, Status
 from kvyield_server.domain.facts.observation import (

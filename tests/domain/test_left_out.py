@@ -13,8 +13,8 @@ from domain.real_starts import case_groups, h200_ladder, worked_case
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.facts.devices import has_unified_memory
 from kvyield_server.domain.facts.observation import Observation
-from kvyield_server.domain.legacy.evidence import Label
-from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
+from kvyield_server.domain.model.evidence import Label
+from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 PUBLIC = (
     "vllm|P150x1|opt-125m",

@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from domain.advice_fits import codes, fraction
-from domain.straight_line import kimi_flags, start
+from domain.worked_starts import kimi_flags, start
+from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.facts.observation import Engine, EngineName, Failure, Observation, Outcome, Phase, Scalar
-from kvyield_server.domain.legacy.advice import recommend
-from kvyield_server.domain.legacy.fit import PairEvidence, fit_pair
+from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 TARGET = Question(target_tokens=200_000)
 

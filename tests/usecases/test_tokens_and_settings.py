@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from _storages import fresh_storage
 from kvyield_server.cli import main
 from kvyield_server.domain.facts.observation import Hardware, Model
-from kvyield_server.domain.legacy.fit import PairFit
+from kvyield_server.domain.model.fit import PairFit
 from kvyield_server.errors import AmbiguousError, ConflictError, InvalidError, NotFoundError
 from kvyield_server.settings import Settings, settings_from, shown, without_password
 from kvyield_server.storage.backup import backup, restore

@@ -8,7 +8,7 @@ from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, cold_fi
 
 from bench.report import Report
 from domain.real_starts import KIMI, KIMI_SLOPE, KIMI_ZERO, PRO_6000, worked_case
-from domain.straight_line import DOG
+from domain.worked_starts import DOG
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Estimate, Question
 
