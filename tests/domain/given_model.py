@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, log
 
 import numpy as np
 from scipy.special import ndtr, ndtri
 
-from kvyield_server.domain.answers import Basis, BasisKind, Estimate, FitSummary
+from kvyield_server.domain.answers import Basis, BasisKind, Caution, Estimate, FitSummary
 from kvyield_server.domain.engines.registry import NAMES, positive
 from kvyield_server.domain.facts.observation import (
     NO_MEMORY_FLAGS,
@@ -228,6 +228,9 @@ class GivenModel:
             if not is_lighter(self, flags, start.flags)
         )
         return next(failed, None)
+
+    def uncounted(self, asked: Flags) -> Iterator[Caution]:
+        return iter(())
 
     def bytes_per_token(self, flags: Flags) -> Estimate:
         cost = self.token_bytes * (0.5 if "fp8" in str(flags.get("kv_cache_dtype")) else 1.0)

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from domain.real_starts import KIMI, PRO_6000, observe, worked_case
+from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.facts.observation import Engine, EngineName, Observation, Verification
-from kvyield_server.domain.legacy.advice import recommend
-from kvyield_server.domain.legacy.fit import PairEvidence, cold_fit, fit_pair
+from kvyield_server.domain.model.fit import PairEvidence, cold_fit, fit_pair
 
 QUESTION = Question(target_tokens=200_000)
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from domain.straight_line import hand_fit, worked_line, worked_starts
+from domain.worked_starts import worked_starts
+from kvyield_server.domain.advice.recommend import recommend
+from kvyield_server.domain.advice.render import command_line, render
 from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.engines.registry import translated
 from kvyield_server.domain.facts.observation import EngineName, Scalar
-from kvyield_server.domain.legacy.advice import recommend
-from kvyield_server.domain.advice.render import command_line, render
 
 FLAG_WORDS = ["--mem-fraction-static", "0.926", "--context-length", "200007", "--max-running-requests", "8"]
 FORMS = ("args", "systemd", "docker", "compose", "kubernetes")

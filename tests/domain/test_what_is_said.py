@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain, worked
-from domain.straight_line import KIMI, kimi_flags, start
+from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain
+from domain.worked_starts import KIMI, kimi_flags, start
+from kvyield_server.domain.advice.recommend import recommend
+from kvyield_server.domain.advice.words import stated
 from kvyield_server.domain.answers import Advice, Prediction, Question
 from kvyield_server.domain.facts.observation import EngineName, Failure, Model, Observation, Outcome, Phase
-from kvyield_server.domain.legacy.advice import recommend
-from kvyield_server.domain.legacy.fit import DeploymentFit, PairEvidence, fit_pair
-from kvyield_server.domain.legacy.window import stated
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
 
 def detail(answer: Advice | Prediction, code: str) -> str:
@@ -30,30 +30,19 @@ def only(*starts: Observation) -> DeploymentFit:
     return fit
 
 
-def test_running_flags_that_hold_the_target_are_said() -> None:
-    """Where what runs holds the target within the window, the smallest fraction stays the answer and it is said."""
-    advice = recommend(
-        plain(EngineName.SGLANG, {**SGLANG_FLAGS, "mem_fraction_static": 0.8}), Question(target_tokens=90_000)
-    )
-    said = detail(advice, "running_flags_hold_target")
-    assert said.startswith("What runs now (0.8) already holds this target with probability ")
-    assert said.endswith("no restart is needed; the smaller fraction leaves more memory free.")
-    assert advice.changes
-
-
 @pytest.mark.parametrize(
     "question",
     [
         Question(target_tokens=140_000),
         Question(target_tokens=90_000, concurrent=33),
         Question(target_tokens=90_000, flags={"chunked_prefill_size": 4096}),
-        Question(target_tokens=90_000, prompt_need_gib=100.0),
     ],
 )
-def test_running_flags_that_do_not_are_not(question: Question) -> None:
-    """A context too short, too few requests, another held flag or too little memory: the restart is needed."""
+def test_what_runs_is_kept_only_where_it_answers(question: Question) -> None:
+    """A context too short, too few requests or another held flag: what runs is not simply kept."""
     fit = plain(EngineName.SGLANG, {**SGLANG_FLAGS, "mem_fraction_static": 0.8})
-    assert "running_flags_hold_target" not in codes(recommend(fit, question))
+    assert recommend(fit, Question(target_tokens=90_000)).changes == ()
+    assert "flags_equal_running" not in codes(recommend(fit, question))
 
 
 def wide(**more: str | None) -> DeploymentFit:
@@ -74,9 +63,9 @@ def test_a_prediction_counts_lighter_weights_as_the_lever_does() -> None:
     here, there = fit.predict({}), fit.predict({"quantization": "fp8"})
     assert here.pool_tokens is not None
     assert there.pool_tokens is not None
-    cost = fit.capacity.bytes_per_token
+    cost = fit.bytes_per_token({})
     assert cost is not None
-    gained = (there.pool_tokens.median - here.pool_tokens.median) * cost.loc / 2**30
+    gained = (there.pool_tokens.median - here.pool_tokens.median) * cost.median / 2**30
     assert gained == pytest.approx(10.0, abs=0.5)
     width, before = (x.pool_tokens.high - x.pool_tokens.low for x in (there, here) if x.pool_tokens)
     assert width > before
@@ -90,7 +79,7 @@ def test_a_quantisation_whose_weight_nothing_tells_is_named() -> None:
     assert "quantization awq" in detail(wide().predict({"quantization": "awq"}), "unknown_change")
     same = wide(quantization="fp8").predict({"quantization": "fp8"})
     assert "unknown_change" not in {warning.code for warning in same.warnings}
-    asked = recommend(worked(), Question(target_tokens=200_000, flags={"quantization": "awq"}))
+    asked = recommend(wide(), Question(target_tokens=200_000, flags={"quantization": "awq"}))
     assert "quantization awq" in detail(asked, "unknown_change")
 
 
@@ -114,7 +103,7 @@ def test_what_other_deployments_lend_is_said() -> None:
     basis = fit.summary.basis
     assert (basis.lent_starts, basis.lent_deployments) == (3, 1)
     said = recommend(fit, Question(target_tokens=150_000)).explanation
-    assert "3 starts of 1 other deployment of this pair lend the slope." in said
+    assert "3 starts of 1 other deployment of this pair also inform the slope." in said
     assert only(replace(kimi(1, 0.9), model=KIMI)).summary.basis.lent_starts == 0
 
 
@@ -161,4 +150,4 @@ def test_the_explanation_states_no_certainty() -> None:
     """An explanation never says "probability 1.000"."""
     said = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=4_000)).explanation
     assert "probability 1.0" not in said
-    assert "over 0.999" in said
+    assert "over 0.99 " in said

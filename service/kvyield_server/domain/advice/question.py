@@ -9,7 +9,7 @@ from kvyield_server.domain.answers import Question
 from kvyield_server.domain.engines.registry import NAMES, number, positive, translated
 from kvyield_server.domain.engines.sglang import RESERVED_TOKENS
 from kvyield_server.domain.engines.spec import EngineSpec
-from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar
+from kvyield_server.domain.facts.observation import LARGEST_FRACTION, EngineName, Flags, Observation, Scalar
 from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.model.interface import YieldModel
 
@@ -138,8 +138,9 @@ def anchor_flags(case: Case) -> Flags:
 
 
 def held_fraction(case: Case) -> float | None:
-    """Return the fraction that the question names, None where it names none."""
-    return number(case.held, case.fraction_flag)
+    """Return the fraction that the question names, cut to what can be counted; None where it names none."""
+    held = number(case.held, case.fraction_flag)
+    return None if held is None else max(-LARGEST_FRACTION, min(LARGEST_FRACTION, held))
 
 
 def input_limit(start: Observation) -> int | None:

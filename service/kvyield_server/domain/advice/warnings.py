@@ -7,10 +7,9 @@ from collections.abc import Iterator, Sequence
 from kvyield_server.domain.advice.grid import Choice
 from kvyield_server.domain.advice.question import Case, context_needed, context_of, fits_its_context
 from kvyield_server.domain.answers import Caution, Change
-from kvyield_server.domain.engines.registry import NAMES, positive
-from kvyield_server.domain.facts.deployment import key_fields
+from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.model_config import is_latent_attention
-from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, EngineName, Observation
+from kvyield_server.domain.facts.observation import EngineName, Observation
 from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.model.evidence import is_lighter
 
@@ -31,7 +30,7 @@ def cautions(case: Case, choice: Choice, changes: Sequence[Change], *, is_kept: 
     sources = (
         _context_length(case, choice, changes),
         _nothing_changes(case, is_kept=is_kept),
-        _unknown_flags(case),
+        case.model.uncounted(case.held),
         _not_served(choice),
         _never_verified(case, choice),
         _memory(case, choice),
@@ -102,21 +101,6 @@ def _nothing_changes(case: Case, *, is_kept: bool) -> Iterator[Caution]:
     elif case.held and all(case.runs.flags.get(key, ...) == value for key, value in case.held.items()):
         detail = f"The flags given ({', '.join(case.held)}) are those of what runs: giving them changes nothing."
         yield Caution(code="flags_equal_running", detail=detail)
-
-
-def _unknown_flags(case: Case) -> Iterator[Caution]:
-    """Warn of asked flags that neither kvyield nor any start of the deployment knows."""
-    spec = NAMES[case.engine]
-    of_key = {name for group in key_fields(case.engine, requests_move_pool=True).values() for name in group}
-    roles = {spec.fraction, spec.context, spec.requests, spec.chunk, spec.tensor_parallel, spec.data_parallel}
-    more = {spec.kv_dtype, spec.graph_batch, spec.graphs_off, spec.speculation, spec.pool_cap, "disable_radix_cache"}
-    known = {*of_key, *roles, *more, *spec.inert_with, *spec.other_caps, *NO_MEMORY_FLAGS}
-    odd = [name for name in sorted(case.held) if name not in known]
-    unknown = [name for name in odd if not any(name in start.flags for start in case.model.starts)]
-    if unknown:
-        listed = ", ".join(unknown)
-        detail = f"No start of this deployment has {listed}, and nothing is known of it for {spec.title}: not counted."
-        yield Caution(code="unknown_flag", detail=detail)
 
 
 def _not_served(choice: Choice) -> Iterator[Caution]:

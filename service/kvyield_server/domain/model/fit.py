@@ -267,7 +267,7 @@ class DeploymentFit:
         if not is_fraction:
             pool, kv_gib, free = (pool if found.pool_flag is not None else None), None, None
         pool = pool if found.pool_flag is not None else _widened(pool, self.pool.drift_tokens)
-        warnings = [*self.summary.warnings, *self._unknown(flags), *self._capped(found, asked)]
+        warnings = [*self.summary.warnings, *self.uncounted(flags), *self._capped(found, asked)]
         if pool is None:
             warnings.append(not_enough(self.summary))
         return Prediction(
@@ -285,7 +285,7 @@ class DeploymentFit:
             detail = f"{found.pool_flag} {value} sets the pool, whatever the fraction: the prediction says so."
             yield Caution(code="pool_is_capped", detail=detail)
 
-    def _unknown(self, asked: Flags) -> Iterator[Caution]:
+    def uncounted(self, asked: Flags) -> Iterator[Caution]:
         """Warn of asked flags that neither kvyield nor any start knows, and of weights that nothing tells."""
         engine = self.engine.name
         odd = sorted(name for name in asked if name not in known_flags(engine))

@@ -6,14 +6,14 @@ answers with shape (n,).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvyield_server.domain.answers import Estimate, FitSummary
+from kvyield_server.domain.answers import Caution, Estimate, FitSummary
 from kvyield_server.domain.facts.observation import Engine, Flags, Hardware, Model, Observation, Verification
 
 Floats = NDArray[np.float64]
@@ -148,6 +148,9 @@ class YieldModel(Protocol):
 
     def unserved(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
         """Return the verification that was not served and forbids ``ok`` for such a prompt until one passes."""
+
+    def uncounted(self, asked: Flags) -> Iterator[Caution]:
+        """Yield warnings of asked flags whose effect is not known here."""
 
     def bytes_per_token(self, flags: Flags) -> Estimate | None:
         """Return bytes that one token takes of one GPU's KV memory under these flags."""
