@@ -1,1 +1,0 @@
-"""The first yield model, kept only until the new one has replaced it behind the same door."""
