@@ -108,16 +108,15 @@ def test_what_other_deployments_lend_is_said() -> None:
 
 
 def test_a_start_reported_again_when_it_died_counts_once() -> None:
-    """The ready row of a start that was posted again as out of memory is set aside, without a label."""
+    """A start that was posted as ready and again as out of memory is one point, under the id of its death."""
     ready = replace(kimi(1, 0.94), host="a")
     failure = Failure(phase=Phase.SERVING, prompt_tokens=150_000)
     again = replace(
         kimi(2, 0.94), host="a", observed_at=ready.observed_at, outcome=Outcome.OOM_RUNTIME, failure=failure
     )
     fit = only(kimi(3, 0.9), ready, again)
-    uses = {item.observation_id: (item.use, item.reason) for item in fit.summary.evidence}
-    assert uses[ready.id] == ("set_aside", "the same start, reported again later")
-    assert uses[again.id][0] == "point"
+    uses = {item.observation_id: item.use for item in fit.summary.evidence}
+    assert uses == {kimi(3, 0.9).id: "point", again.id: "point"}
     assert fit.summary.labels == ("oom_runtime",)
     for other in (replace(again, host="b"), replace(again, host=None), kimi(2, 0.94)):
         assert {item.use for item in only(kimi(3, 0.9), ready, other).summary.evidence} == {"point"}

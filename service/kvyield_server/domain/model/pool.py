@@ -350,6 +350,8 @@ class PoolLine:
         changed = frozenset() if agrees(self._key, asked) else differing_fields(self._key, asked)
         if self.is_other_version:
             changed |= {"version"}
+        if self.lighter_gib(flags):
+            changed |= {"quantization"}
         if not changed:
             return NO_CHANGE
         ratio, ratio_sd = self._cost_ratio(flags, changed - {"version"})
