@@ -21,6 +21,7 @@ from kvyield_server.domain.facts.observation import (
     Verification,
 )
 from kvyield_server.domain.facts.scalars import as_number, is_on
+from kvyield_server.domain.model.consensus import LEAST_AGREEING
 from kvyield_server.domain.model.evidence import (
     fraction_of,
     held_by_others,
@@ -117,20 +118,25 @@ class History:
         return (wanted - left) / self.gib_per_fraction
 
     def _counts(self, death: Observation, everything: Sequence[Observation]) -> bool:
-        """Tell whether nothing since speaks against a death: another start, or memory that others held."""
+        """Tell whether nothing speaks against a death: memory that others held, or starts that came up there.
+
+        One that came up there before speaks against it only where three or more came up in all: then it is the death
+        that is odd.
+        """
         fraction = fraction_of(death)
         if held_by_others(death) or fraction is None:
             return False
         if death.outcome is Outcome.OOM_RUNTIME:
             return not any(self._outlived(start, death, fraction) for start in everything)
+        served_here = sum(start.came_up for start in self.starts)
         for start in everything:
             served = fraction_of(start)
             if not start.came_up or served is None:
                 continue
             if _same_fraction(served, fraction) and self._is_same(start.flags, death.flags):
                 return False
-            is_later = start.observed_at > death.observed_at
-            if is_later and served >= fraction - SAME and is_no_lighter(self.engine.name, start.flags, death.flags):
+            is_heard = start.observed_at > death.observed_at or served_here >= LEAST_AGREEING
+            if is_heard and served >= fraction - SAME and is_no_lighter(self.engine.name, start.flags, death.flags):
                 return False
         return True
 
