@@ -127,5 +127,5 @@ def test_folders_that_are_no_packages(folder: str) -> None:
 
 @pytest.mark.parametrize("path", [*modules(SERVER), *modules(CLIENT)], ids=lambda path: path.name)
 def test_files_stay_small(path: Path) -> None:
-    """No file has more than 400 lines."""
-    assert len(path.read_text().splitlines()) <= 400
+    """No file has more than 600 lines: one concept each, in few files rather than many."""
+    assert len(path.read_text().splitlines()) <= 600

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from statistics import mean
 
-from kvyield_server.domain.model.fit import DeploymentFit, cold_fit
-
 from bench.accuracy.errors import Errors, ask, fit_of
 from bench.accuracy.public import fit_able
 from bench.peers import PeerMissingError, peer, versions
@@ -38,6 +36,7 @@ from bench.rules import (
 from domain.real_starts import KIMI, h200_ladder, h200_starts, worked_case
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.facts.observation import Observation
+from kvyield_server.domain.model.fit import DeploymentFit, cold_fit
 
 HEADS = ("group and method", "predictions", "median off", "worst off", "median", "worst", "inside 90 %", "no answer")
 AICONFIGURATOR = ("aiconfigurator",)

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter
 
-from kvyield_server.domain.model.fit import PairEvidence, fit_pair
-
 from domain.real_starts import KIMI, PRO_6000, observe
 from kvyield_server.domain.facts.observation import Engine, EngineName
 from kvyield_server.domain.model.evidence import classify
+from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 RUNS = 60
 STARTS = 500

@@ -8,11 +8,10 @@ from __future__ import annotations
 from statistics import median
 from time import perf_counter
 
-from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
-
 from domain.real_starts import worked_case
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Question
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
 RUNS = 500
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 
-from kvyield_server.domain.model.fit import PairEvidence, PairFit, fit_pair
-
 from bench.accuracy.speed import many_starts
 from bench.growth import CONSTANT, LINEAR, Growth, core_milliseconds
 from bench.report import Report
@@ -13,6 +11,7 @@ from domain.real_starts import KIMI_SLOPE, KIMI_ZERO
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.facts.observation import Scalar
+from kvyield_server.domain.model.fit import PairEvidence, PairFit, fit_pair
 
 STARTS = (100, 1_000, 10_000, 100_000)
 DEPLOYMENTS = (4, 16, 64, 256)

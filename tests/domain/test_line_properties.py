@@ -28,7 +28,7 @@ from kvyield_server.domain.facts.observation import (
     Outcome,
 )
 from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
-from kvyield_server.domain.model.pool import PoolFit, fit_pool
+from kvyield_server.domain.model.pool_fit import PoolFit, fit_pool
 from kvyield_server.domain.model.prior import Setting
 
 fractions = st.integers(300, 990).map(lambda step: step / 1000)

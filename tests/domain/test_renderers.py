@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from domain.worked_starts import worked_starts
+from domain.advice_fits import worked
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.advice.render import command_line, render
 from kvyield_server.domain.answers import Advice, Question, Status
@@ -22,7 +22,7 @@ FORMS = ("args", "systemd", "docker", "compose", "kubernetes")
 
 @pytest.fixture(scope="module")
 def advice() -> Advice:
-    return recommend(hand_fit(worked_line(), worked_starts()), Question(target_tokens=200_000))
+    return recommend(worked(), Question(target_tokens=200_000))
 
 
 def test_args_are_the_command_line(advice: Advice) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, PairFit, fit_pair
-
 from bench.report import middle, per_cent, share_of
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.facts.observation import Observation
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, PairFit, fit_pair
 
 
 @dataclass

@@ -6,12 +6,12 @@ from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
-from kvyield_server.domain.model.fit import DeploymentFit
 
 from bench.accuracy.errors import fit_of
 from bench.report import Report, middle, per_cent, share_of
 from domain.measured_memory import ladder, measured_prompts, measured_starts
 from kvyield_server.domain.facts.observation import Observation
+from kvyield_server.domain.model.fit import DeploymentFit
 from kvyield_server.domain.model.interface import Need
 
 LADDERS = (("qwen3-8b", "sglang"), ("dsv2-lite", "sglang"), ("qwen3-8b", "vllm"))

@@ -6,14 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from kvyield_server.domain.model.fit import PairFit
-
 from bench.accuracy.errors import HEADS, Errors, ask, fit_of
 from bench.report import Report, middle, per_cent, share_of
 from domain.real_starts import case_groups
 from kvyield_server.domain.facts.devices import has_unified_memory
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation
 from kvyield_server.domain.model.evidence import Label
+from kvyield_server.domain.model.fit import PairFit
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
-from kvyield_server.domain.model.fit import PairEvidence, fit_pair
-
 from bench.report import Report, per_cent, percentile
 from domain.restart_world import Search
 from domain.simulator import simulate
 from domain.test_restarts import SEARCHES, TASKS, restarts_and_deaths
+from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 STARTS = 5_000
 RIVALS = ("+0.01 until OOM", "0.98 down by 0.01", "bisection", "engine default")

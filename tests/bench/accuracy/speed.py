@@ -6,13 +6,12 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter, thread_time
 
-from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
-
 from bench.report import Report
 from domain.real_starts import KIMI, PRO_6000, observe, worked_case
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.facts.observation import Engine, EngineName, Observation
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
 STARTS, RUNS = 500, 60
 QUESTIONS = (

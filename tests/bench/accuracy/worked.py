@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
-
 from bench.report import Report
 from domain.real_starts import KIMI, KIMI_SLOPE, KIMI_ZERO, PRO_6000, worked_case
 from domain.worked_starts import DOG
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Estimate, Question
+from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, cold_fit, fit_pair
 
 TRUTH, NEEDED, DEMANDED = 218_484, 200_007, 0.926
 AT_THIRD = {"mem_fraction_static": 0.94, "max_running_requests": 8}

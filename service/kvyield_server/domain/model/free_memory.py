@@ -47,7 +47,8 @@ from kvyield_server.domain.facts.versions import parse_version
 from kvyield_server.domain.model.evidence import fraction_of, held_by_others, is_death
 from kvyield_server.domain.model.line import Normal, truncation
 from kvyield_server.domain.model.mixture import Floats, Mixture
-from kvyield_server.domain.model.pool import REBASE_GIB, PoolAt, PoolLine
+from kvyield_server.domain.model.pool import PoolAt, PoolLine
+from kvyield_server.domain.model.pool_fit import REBASE_GIB
 
 NOISE_GIB, NOISE_WEIGHT = (0.03, 0.08, 0.14, 0.3, 0.8, 2.5), (0.12, 0.25, 0.28, 0.2, 0.1, 0.05)
 UNIFIED_NOISE, UNIFIED_WEIGHT = (0.005, 0.01, 0.02, 0.04, 0.1), (0.1, 0.25, 0.35, 0.2, 0.1)
