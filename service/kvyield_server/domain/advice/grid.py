@@ -1,4 +1,4 @@
-"""One set of flags under one question, evaluated at every fraction of a grid, and the fraction that answers best."""
+"""The grid of fractions, evaluated whole, and the fraction of it that answers a question best."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from math import ceil, floor, isfinite
 
 import numpy as np
 
+from kvyield_server.domain.advice.option import Option, evaluate, needed_tokens
 from kvyield_server.domain.advice.question import (
     Case,
     begun_flags,
@@ -17,59 +18,20 @@ from kvyield_server.domain.advice.question import (
     context_of,
     fits_its_context,
     held_fraction,
-    pool_needed,
-    ranks_of,
 )
 from kvyield_server.domain.answers import Estimate, Prefer
 from kvyield_server.domain.engines.registry import number, positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar, Verification
-from kvyield_server.domain.model.interface import Floats, Mask, Measured, Need, Predicted
+from kvyield_server.domain.model.interface import Floats, Mask, Measured, Predicted
 
 FRACTIONS: Floats = np.round(np.arange(1, 1000) / 1000.0, 3)
 COARSE: Floats = FRACTIONS[4::10]
 """For levers, which are evaluated finely near the fraction advised only."""
 LEAST_JOINT = 0.05
 """A chance below this is no advice."""
-_LIMIT_SLACK = 64
-"""Engines keep some tokens of the pool back: a limit this close to it is the pool's."""
 _SPARE = 1.02
 """Bytes or blocks that fix the pool are set this much larger than the need, for whole blocks and padding."""
 _MEBIBYTE = 2**20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
-    """A set of flags (fraction apart) at n fractions; arrays have shape (n,).
-
-    ``holds`` is P(pool >= needed), ``survives`` P(free - need >= 0) and ``starts`` P(free >= 0), both None where
-    nothing tells free memory. ``is_allowed`` leaves out fractions that a death rules out. ``limit`` is the longest
-    prompt that the engine takes, where it printed one below the target. ``measured`` is what
-    live starts at the fraction with index ``measured_at`` measured; ``is_proven`` says that such a prompt passed there.
-    """
-
-    case: Case
-    flags: dict[str, Scalar]
-    needed_tokens: int
-    predicted: Predicted
-    need: Need | float
-    holds: Floats
-    survives: Floats | None
-    starts: Floats | None
-    is_allowed: Mask
-    death: Observation | None
-    limit: int | None = None
-    measured: Measured | None = None
-    measured_at: int | None = None
-    is_proven: bool = False
-
-    @property
-    def fractions(self) -> Floats:
-        return self.predicted.fractions
-
-    @property
-    def joint(self) -> Floats:
-        """P(pool and memory); the pool's alone where nothing tells free memory."""
-        return self.holds if self.survives is None else self.holds * self.survives
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,108 +149,6 @@ def fixing_flag(case: Case, flags: Flags, fractions: Floats) -> str | None:
     """Return the flag that fixes the pool whatever the fraction; a cap does not, where the line is below it."""
     names = case.names
     return next((name for name in names.inert_with if flags.get(name) is not None), None) if fractions.size else None
-
-
-def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option | None:
-    """Return a set of flags evaluated at each fraction, or None where nothing tells the pool.
-
-    At the flags of what runs the measured pool and free memory stand in for predicted ones, and a prompt that passed
-    there for the probability that it fits.
-    """
-    model, question = case.model, case.question
-    predicted = model.at(flags, fractions)
-    at_runs = _measured(case, flags, fractions)
-    is_measured_alone = fractions.size == 1 and at_runs[1] is not None and at_runs[1].pool_tokens is not None
-    if predicted.pool is None and not is_measured_alone:
-        return None
-    needed = _needed(case, flags)
-    need = (
-        question.prompt_need_gib if question.prompt_need_gib is not None else model.need(flags, question.target_tokens)
-    )
-    holds = np.zeros_like(fractions) if predicted.pool is None else np.array(predicted.pool.above(float(needed)))
-    survives = model.survives(predicted, need)
-    survives = None if survives is None else np.array(survives)
-    barred, death = model.forbidden(flags, fractions, question.target_tokens, question.concurrent)
-    measured_at, measured, is_proven = at_runs
-    starts = None if predicted.free is None else np.asarray(predicted.free.above(0.0), dtype=np.float64).copy()
-    if measured_at is not None and measured is not None:
-        if measured.pool_tokens is not None:
-            holds[measured_at] = float(measured.pool_tokens >= needed)
-        if survives is None and (measured.free_at_ready_gib is not None or is_proven):
-            survives = np.zeros_like(holds)
-        if survives is not None and measured.free_at_ready_gib is not None:
-            survives[measured_at] = fits(need, measured.free_at_ready_gib)
-        if survives is not None and is_proven:
-            survives[measured_at] = 1.0
-        if starts is not None:
-            starts[measured_at] = 1.0
-    return Option(
-        case=case,
-        flags=flags,
-        needed_tokens=needed,
-        predicted=predicted,
-        need=need,
-        holds=holds,
-        survives=survives,
-        starts=starts,
-        is_allowed=~barred,
-        death=death,
-        limit=_limit(case, flags),
-        measured=measured,
-        measured_at=measured_at,
-        is_proven=is_proven,
-    )
-
-
-def _needed(case: Case, flags: Flags) -> int:
-    """Return the pool tokens needed of one data-parallel rank."""
-    page = max(1, case.model.page_tokens)
-    needed = pool_needed(case.engine, case.question, ranks_of(flags), page)
-    held = positive(case.held, case.names.context)
-    return max(needed, blocks_of_context(held, page)) if case.engine is EngineName.VLLM and held is not None else needed
-
-
-def _limit(case: Case, flags: Flags) -> int | None:
-    """Return the input limit that the newest start printed, where it is below the target and holds for these flags.
-
-    One that is the pool's own size, or that vLLM fitted to the pool, grows with the pool; one that a shorter context
-    length made does not hold for a longer one.
-    """
-    for start in reversed(case.model.starts):
-        limit, pool = start.measurements.longest_prompt_tokens, start.measurements.pool_tokens
-        if limit is None or not start.came_up:
-            continue
-        now, then = context_of(case, flags), context_of(case, start.flags)
-        is_raised = now is not None and then is not None and now > then
-        is_pool = pool is not None and 0 <= pool - limit <= _LIMIT_SLACK
-        return None if is_pool or is_raised or limit >= case.question.target_tokens else limit
-    return None
-
-
-def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, Measured | None, bool]:
-    """Return where among the fractions what runs stands, what was measured there, and whether such a prompt passed."""
-    runs = case.runs
-    if runs is None or runs.fraction is None or case.is_other_version:
-        return None, None, False
-    found = np.flatnonzero(np.abs(fractions - runs.fraction) < 1e-9)
-    at = {**flags, case.fraction_flag: runs.fraction}
-    if at == {**case.base, case.fraction_flag: runs.fraction}:
-        at = dict(runs.flags)  # with what the engine chose by itself, which the standing-in flags leave out
-    measured = case.model.measured(at) if found.size else None
-    if measured is None:
-        return None, None, False
-    drifted = case.model.drifted
-    if drifted is not None and drifted.id != runs.id and drifted in measured.starts:
-        figures = runs.measurements
-        measured = replace(measured, pool_tokens=figures.pool_tokens, free_at_ready_gib=figures.free_at_ready_gib)
-    # One prompt proves several at once: engines work on their chunks one at a time (at most 0.015 GiB more, measured).
-    passed = case.model.passed(at, case.question.target_tokens, 1)
-    return int(found[0]), measured, passed is not None
-
-
-def fits(need: Need | float, free_gib: float) -> float:
-    """Return P(need <= free_gib)."""
-    return float(need <= free_gib) if isinstance(need, int | float) else need.at_most(free_gib)
 
 
 def choose(option: Option) -> Choice:
@@ -468,7 +328,7 @@ def resized(case: Case, flags: dict[str, Scalar]) -> dict[str, Scalar]:
     fraction = anchor_fraction(case) if held_fraction(case) is None else held_fraction(case)
     at = np.array([fraction])
     for name in _pool_flags(case, flags):
-        predicted, needed = case.model.at(flags, at), _needed(case, flags)
+        predicted, needed = case.model.at(flags, at), needed_tokens(case, flags)
         if predicted.pool is None or float(predicted.pool.above(float(needed))[0]) >= case.question.confidence:
             continue
         flags = {**flags, name: _larger(case, flags, name, predicted, needed)}

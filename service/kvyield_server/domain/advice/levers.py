@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvyield_server.domain.advice.grid import COARSE, FRACTIONS, Choice, Option, evaluate, solve
+from kvyield_server.domain.advice.grid import COARSE, FRACTIONS, Choice, solve
+from kvyield_server.domain.advice.option import Option, evaluate
 from kvyield_server.domain.advice.question import (
     Case,
     context_needed,
