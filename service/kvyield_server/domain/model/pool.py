@@ -228,12 +228,16 @@ class PoolLine:
             slope, _ = self.posterior.moments()
             extra = self.bend * abs(float(slope[1])) * away
         if change is not NO_CHANGE:
-            per_gib = self._tokens_per_gib()
+            per_gib = self.tokens_per_gib()
             mean = mean + change.freed_gib * per_gib
             extra = np.hypot(extra, change.shift_sd_gib * per_gib)
             mean, sd, extra = mean * change.ratio, sd * change.ratio, extra * change.ratio
             extra = np.hypot(extra, np.abs(mean) * change.ratio_sd)
-        return Mixture(mean=mean, sd=np.hypot(sd, extra), weight=weight, page=self.page_tokens)
+        pool = Mixture(mean=mean, sd=np.hypot(sd, extra), weight=weight, page=self.page_tokens)
+        if self.tells_slope:
+            return pool
+        low, middle, high = pool.quantiles(0, (0.25, 0.5, 0.75))
+        return pool if high - low < 0.6 * middle else None  # GiB were printed there, and nothing prices a token
 
     def _gib(self, x: Floats, change: Change) -> Mixture:
         assert self.posterior is not None
@@ -243,7 +247,7 @@ class PoolLine:
             mean=mean + change.freed_gib, sd=np.hypot(np.hypot(sd, noise), change.shift_sd_gib), weight=weight
         )
 
-    def _tokens_per_gib(self) -> float:
+    def tokens_per_gib(self) -> float:
         """Return tokens per GiB, from the price where it is known, else from slope and base."""
         if self.cost is not None:
             return GIB / exp(self.cost.mean)

@@ -315,7 +315,7 @@ def _drift(
     newest = chosen[-1]
     mean, _, weight = line.posterior.tokens(points.x[-1:])
     expected = float((weight * mean)[:, 0].sum())
-    value = newest.tokens if newest.tokens is not None else (newest.kv_gib or 0.0) * line._tokens_per_gib()
+    value = newest.tokens if newest.tokens is not None else (newest.kv_gib or 0.0) * line.tokens_per_gib()
     return newest.start, value - expected
 
 
