@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvyield_server.domain.advice.question import Case, blocks_of_context, context_of, ranks_of
+from kvyield_server.domain.advice.question import Case, blocks_of_context, context_of, pool_needed, ranks_of
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar
 from kvyield_server.domain.model.interface import Floats, Mask, Measured, Need, Predicted
