@@ -48,9 +48,10 @@ def cautions(case: Case, choice: Choice, changes: Sequence[Change], *, is_kept: 
 def _context_length(case: Case, choice: Choice, changes: Sequence[Change]) -> Iterator[Caution]:
     name, starts = case.names.context, case.model.starts
     runs = case.runs.measurements.pool_tokens if case.runs is not None else None
+    must_grow = runs is not None and choice.option.needed_tokens > runs
     changed = any(change.flag == name for change in changes)
     lengths = {start.flags[name] for start in starts if name in start.flags}
-    if changed or runs is None or choice.option.needed_tokens > runs or len(lengths) > 1:
+    if changed or must_grow or name in case.held or len(lengths) > 1:
         yield Caution(
             code="context_length_does_not_grow_pool",
             detail=f"{name} only says what one request may ask for: it does not grow the pool{_unmoved(starts, name)}. "
