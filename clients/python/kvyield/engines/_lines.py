@@ -40,6 +40,7 @@ class Scanner:
         self._before: deque[bytes] = deque()
         self._chunk = b""
         self._at = 0
+        self._past = 0  # bytes of the chunks before
 
     @property
     def lines_read(self) -> int:
@@ -64,6 +65,11 @@ class Scanner:
                     self._number += chunk.count(b"\n", self._at)
                     self._at = len(chunk)
         self._remember(chunk)
+
+    @property
+    def position(self) -> int:
+        """Bytes up to the end of the line yielded last, or of the last chunk."""
+        return self._past + self._at
 
     def last(self, most_bytes: int, hooks: Hooks = None) -> Iterator[Line]:
         """The lines just read, as many as those bytes hold, up to the one yielded last or to the end of the chunk; with
@@ -91,7 +97,7 @@ class Scanner:
 
     def _remember(self, chunk: bytes) -> None:
         self._before.append(chunk[-LOOK_BACK_BYTES:])
-        self._chunk, self._at = b"", 0
+        self._chunk, self._at, self._past = b"", 0, self._past + len(chunk)
         while len(self._before) > 1 and sum(map(len, self._before)) - len(self._before[0]) >= LOOK_BACK_BYTES:
             self._before.popleft()
 

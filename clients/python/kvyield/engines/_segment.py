@@ -86,6 +86,7 @@ class Segmenter:
         self._opened = 0
         self._split: set[str] = set()  # streams of which a record is still in parts
         self._unsettled: dict[int, Session] = {}  # starts of which lines of the start-up are still to come, by number
+        self._looked_back_at = 0
         self._scanned = 0
         self._done: list[Session] = []
         self.scanner = Scanner(self._hooks)
@@ -173,9 +174,11 @@ class Segmenter:
 
     def _read_last(self, before: int | None) -> None:
         """Look at the last lines before line ``before``, or of all, for words of an end that no hook found."""
+        unread = self.scanner.position - self._looked_back_at
+        self._looked_back_at = self.scanner.position
         if self._watched >= self.scanner.lines_read:
             return
-        for line in self.scanner.last(LAST_BYTES, END_HOOKS):
+        for line in self.scanner.last(min(LAST_BYTES, unread + 1), END_HOOKS):  # one more: the end of the line before
             if line.number <= self._watched or line.number in self._taken or line.number == before:
                 continue
             for record in read_line(line.number, line.raw):
