@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from _samples_client import LOG, sample
 from e2e.running import Server, command
 from kvyield import Client, Verification
 from kvyield.cli import main
-from kvyield.exports import is_export, read_export
+from kvyield.exports import is_export, lines_of, read_export
 
 APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
 Start = Callable[[str], Server]
@@ -129,3 +131,30 @@ def test_a_dry_run_of_an_export_prints_what_would_be_posted(export: Path) -> Non
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert len(rows) == 4
     assert all("pair_id" not in row for row in rows)
+
+
+NAMES = (
+    "id",
+    "hardware",
+    "gpu",
+    "gpu_count",
+    "model",
+    "name",
+    "engine",
+    "outcome",
+    "flags",
+    "verifications",
+    "history",
+)
+VALUES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.sampled_from(["ready", "vllm", ""])
+JSON = st.recursive(
+    VALUES, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=8)
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.one_of(st.binary(max_size=80), JSON.map(lambda value: json.dumps(value).encode())))
+def test_any_line_is_an_observation_or_a_fault(text: bytes) -> None:
+    """Whatever stands in a file that is called an export: a line that can be posted, or a sentence, never an error."""
+    for line in lines_of([text[:7], text[7:]]):
+        assert (line.observation is None) is (line.fault is not None)

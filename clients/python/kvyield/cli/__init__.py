@@ -14,7 +14,7 @@ COMMANDS = {
         "Send a long prompt to the running engine and check its answer and memory.",
     ),
     "report": ("kvyield.cli.report:report", "Observe, verify and post in one."),
-    "watch": ("kvyield.cli.watch:watch", "Follow an engine's log for ever and post every start."),
+    "watch": ("kvyield.cli.watch:watch", "Follow an engine's log and post every start as it comes."),
     "import": ("kvyield.cli.importing:import_logs", "Post the starts of old logs, files and folders, in parallel."),
     "recommend": ("kvyield.cli.recommend:recommend", "Ask for the memory flags that hold a prompt of a given length."),
     "advise": ("kvyield.cli.advise:advise", "Read logs and advise flags in one, with no service."),

@@ -24,7 +24,7 @@ _HEADINGS = (
     "outcome",
     ">pool tokens",
     ">free at ready, GiB",
-    "fate",
+    "result",
 )
 
 

@@ -24,7 +24,7 @@ SIGNS = {"ok": "ok  ", "warn": "warn", "fail": "FAIL", "skip": "skip"}
 @click.option("--server", metavar="URL", help="The running engine.")
 @click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="Its API key.  [default: KVYIELD_SERVER_KEY]")
 @no_gpu_option("Do not ask this host's GPUs.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @service_options
 @click.pass_context
 def doctor(ctx: click.Context, /, **given: Any) -> None:

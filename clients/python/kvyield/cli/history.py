@@ -45,7 +45,7 @@ _HEADINGS = (
 @click.option("--since", metavar="TIME", help="Only from this time on, e.g. 2026-05-30T00:00:00Z.")
 @click.option("--until", metavar="TIME", help="Only up to this time.")
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many starts.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @service_options
 def history(limit: int, as_json: bool, **given: Any) -> None:
     """Show the ledger, newest start first."""

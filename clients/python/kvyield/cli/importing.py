@@ -61,7 +61,7 @@ FATES = (
 @size_option
 @click.option("--jobs", type=click.IntRange(1), help="Processes that read.  [default: one a core]")
 @click.option("--dry-run", is_flag=True, help="Post nothing.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line, exactly as posted.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line, exactly as posted.")
 @click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
 @service_options
 @click.pass_context

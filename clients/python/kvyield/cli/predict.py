@@ -20,7 +20,7 @@ from kvyield.cli._tables import flags_text, gib, span, table
     "--fraction", "fractions", type=click.FloatRange(0, min_open=True), multiple=True, help="May be repeated."
 )
 @click.option("--flag", "flags", multiple=True, metavar="NAME=VALUE", help="A flag that all of them have.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @selector_options
 @service_options
 def predict(**given: Any) -> None:

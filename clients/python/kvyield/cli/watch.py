@@ -1,4 +1,4 @@
-"""``kvyield watch``: follows an engine's log for ever and posts every start."""
+"""``kvyield watch``: follows an engine's log and posts every start."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _SYSTEM_ONLY = ("Wants=", "After=", "DynamicUser=", "SupplementaryGroups=", "Pro
 @click.option("--unit", is_flag=True, help="Print a systemd unit that runs this watch, and end.")
 @service_options
 def watch(**given: Any) -> None:
-    """Follow an engine's log for ever and post every start as it becomes ready, or fails.
+    """Follow an engine's log and post every start as it becomes ready, or fails.
 
     A start that dies later, out of memory say, is posted once more with that outcome. The watch may be stopped and
     started at any time: what it has posted it does not post again, and what the service did not take waits in the
