@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -193,16 +194,67 @@ def revoke_token(database: str | None, which: str) -> None:
 @click.option("--format", "form", type=click.Choice(("ndjson", "csv")), default="ndjson", show_default=True)
 @click.option("--pair", "pair_id", type=click.UUID, help="One pair only")
 def export(database: str | None, form: str, pair_id: UUID | None) -> None:
-    """Write the ledger to standard output, newest first."""
-    from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson
+    """Write the ledger to standard output, newest first; ndjson is what import takes."""
+    from kvyield_server.schemas.exports import archive_line, csv_head, csv_lines
+    from kvyield_server.storage.archive import as_json
     from kvyield_server.storage.records import ObservationFilter
+    from kvyield_server.usecases.archive import archive
     from kvyield_server.usecases.export import export as pages
 
-    encode = csv_lines if form == "csv" else ndjson
+    where, out = ObservationFilter(pair_id=pair_id), sys.stdout.buffer
     with _storage(settings_from(database=database)) as storage:
-        sys.stdout.buffer.write(csv_head() if form == "csv" else b"")
-        for page in pages(storage, ObservationFilter(pair_id=pair_id)):
-            sys.stdout.buffer.write(encode(page))
+        if form == "csv":
+            out.write(csv_head())
+            for page in pages(storage, where):
+                out.write(csv_lines(page))
+        else:
+            for stored, kept in archive(storage, where):
+                out.write(archive_line(stored, as_json(kept)))
+
+
+@main.command("import")
+@DATABASE
+@click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+def import_(database: str | None, source: Path) -> None:
+    """Restore what export wrote: starts with all that belongs to them, answers and what settled them.
+
+    What the ledger has already stays as it is. The whole file is read before anything is written.
+    """
+    from kvyield_server.usecases.archive import restore_all
+
+    with _storage(settings_from(database=database)) as storage:
+        for _ in _lines(source):
+            pass
+        done = restore_all(storage, _lines(source))
+    click.echo(f"{done.starts} starts and {done.answers} recommendations restored; {done.known} starts were known.")
+
+
+def _lines(source: Path) -> Iterator[Any]:
+    import msgspec
+
+    from kvyield_server.schemas.exports import read_line
+    from kvyield_server.schemas.strict import FaultyBodyError, MalformedJsonError
+    from kvyield_server.storage.archive import archive_from
+    from kvyield_server.storage.records import StoredObservation
+
+    with source.open("rb") as file:
+        for number, text in enumerate(file, 1):
+            if not text.strip():
+                continue
+            try:
+                line = read_line(text)
+                kept = archive_from(line.archive)
+                # the pair is found or made when the line is kept
+                stored = (
+                    None
+                    if line.start is None
+                    else StoredObservation(**line.start, pair_id=line.start["observation"].id)
+                )
+            except (FaultyBodyError, MalformedJsonError, msgspec.ValidationError) as error:
+                raise InvalidError([("", f"Line {number} of {source}: {error}")]) from None
+            if stored is not None and kept.content_digest is not None:
+                stored = replace(stored, content_digest=kept.content_digest)
+            yield stored, kept
 
 
 @main.command()

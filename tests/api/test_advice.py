@@ -327,3 +327,23 @@ def test_a_start_of_another_pair_settles_nothing(client: Client, is_cold: bool) 
     assert client.get(f"/recommendations/{answer['id']}").json()["observation_id"] is None
     assert client.post("/observations", json=start(3, recommendation_id=answer["id"])).status_code == 201
     assert client.get(f"/recommendations/{answer['id']}").json()["observation_id"] == start(3)["id"]
+
+
+@pytest.mark.parametrize("way", ["named in the post", "settled later"])
+def test_a_start_with_other_flags_than_advised_is_said_not_to_count(client: Client, way: str) -> None:
+    """A start at 0.918 after advice for another fraction settles it, and the answer says that it is not counted."""
+    client.post("/observations", json=start(1))
+    client.post("/observations", json=start(2))
+    kept = client.post("/recommendations", json={**NAMES, "target_tokens": 200_000}).json()
+    advised = kept["flags"]["mem_fraction_static"]
+    flags = {**start(3)["flags"], "mem_fraction_static": 0.918}
+    named = kept["id"] if way == "named in the post" else None
+    posted = client.post("/observations", json=start(3, flags=flags, recommendation_id=named)).json()
+    own = f"/recommendations/{kept['id']}"
+    if named is None:
+        told = client.post(f"{own}/settlement", json={"observation_id": posted["id"]}).json()["settlement"]
+        assert told is not None
+        assert told.startswith("started with other flags: not counted")
+    settlement = client.get(own).json()["settlement"]
+    assert settlement.startswith("started with other flags: not counted (")
+    assert f"mem_fraction_static 0.918 instead of {advised}" in settlement

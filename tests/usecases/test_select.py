@@ -9,6 +9,7 @@ from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import AmbiguousError, NotFoundError
 from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.select import Selector, find_pair, loose_gpu, loose_model
+from storage.samples import NOON, recording, start
 
 PAIRS = [
     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 8, "moonshotai/Kimi-K2.6"),
@@ -108,3 +109,14 @@ def test_what_is_left_of_names() -> None:
     assert loose_gpu("Intel(R) Data Center GPU Max 1550") == "datacentergpumax1550"
     assert loose_gpu("Nvidiabased") == "nvidiabased"
     assert loose_model("/models/Kimi-K2.6/") == loose_model("moonshotai/Kimi-K2.6") == "kimik26"
+
+
+def test_a_pair_without_a_live_start_gives_way() -> None:
+    """A name whose starts are all retracted is not what is meant where a spelling of it has starts; alone it is."""
+    storage = fresh_storage()
+    alive, gone = (start(hardware=Hardware(gpu=gpu, gpu_count=1)) for gpu in ("NVIDIA H200", "H200"))
+    for each in (alive, gone):
+        storage.write(recording(each)).result()
+    for retracted, meant in ((gone, "NVIDIA H200"), (alive, "H200")):
+        storage.write(lambda uow, it=retracted: uow.observations.retract(it.id, "mistyped", NOON)).result()
+        assert found(storage, "H200", 1, alive.model.name)[0] == meant

@@ -68,7 +68,7 @@ class HistoryEntry(Received, kw_only=True):
 
 
 class StoredObservation(Observation, kw_only=True, forbid_unknown_fields=False):
-    """An observation in the ledger."""
+    """An observation in the ledger. ``archive`` is what the service's own export keeps beside it."""
 
     hardware: HardwareOut
     model: ModelOut
@@ -81,6 +81,7 @@ class StoredObservation(Observation, kw_only=True, forbid_unknown_fields=False):
     retracted_at: datetime | None = None
     retraction_reason: str | None = None
     history: list[HistoryEntry] = field(default_factory=list)
+    archive: dict[str, object] | None = None
 
 
 class Fault(Received, kw_only=True):
@@ -364,3 +365,4 @@ class StoredRecommendation(Recommendation, kw_only=True):
     question: dict[str, object] = field(default_factory=dict)
     observation_id: UUID | None = None
     settled_at: datetime | None = None
+    settlement: str | None = None

@@ -39,7 +39,7 @@ from kvyield_server.usecases.deployments import Subject, subject_of
 from kvyield_server.usecases.predict import predict
 from kvyield_server.usecases.recommend import keep, recommend, rendered
 from kvyield_server.usecases.select import Selector
-from kvyield_server.usecases.settle import settle_by
+from kvyield_server.usecases.settle import settle_by, settlement_of
 
 WHICH_PAIR = responses_of(NotFoundError, AmbiguousError)
 
@@ -105,13 +105,13 @@ async def get_recommendation(
     """Return a stored answer, and the start that settled it."""
     token_id = bound_to(request)
 
-    def work(uow: UnitOfWork) -> StoredRecommendation:
+    def work(uow: UnitOfWork) -> tuple[StoredRecommendation, str | None]:
         stored = stored_recommendation(uow, recommendation_id)
         require_own_pair(uow, stored.pair_id, token_id)
-        return stored
+        return stored, settlement_of(uow, stored)
 
-    stored = await services_of(request).read(work)
-    return _text(stored.advice, parameters.format) if parameters.format else recommendation_out(stored)
+    stored, settlement = await services_of(request).read(work)
+    return _text(stored.advice, parameters.format) if parameters.format else recommendation_out(stored, settlement)
 
 
 @post(
@@ -134,7 +134,8 @@ async def post_settlement(
         subject=lambda settled: recommendation_id if settled.is_new else None,
         details={"observation_id": str(data.observation_id)},
     )
-    return recommendation_out((await services_of(request).write(job)).recommendation)
+    settled = await services_of(request).write(job)
+    return recommendation_out(settled.recommendation, settled.settlement)
 
 
 def _advise(uow: UnitOfWork, services: Services, asked: QuestionIn) -> tuple[Subject, Advice]:

@@ -17,7 +17,7 @@ from kvyield_server.api.problems import ProblemContext, problem_of, raise_faults
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.errors import KvyieldError, StorageUnavailableError
 from kvyield_server.schemas.batch import BatchIn, BatchItemOut, BatchOut
-from kvyield_server.schemas.observations import ObservationIn, observation_faults
+from kvyield_server.schemas.observations import ExportedIn, observation_faults, posted
 from kvyield_server.schemas.strict import FaultyBodyError, MalformedJsonError, decode
 from kvyield_server.usecases.record import Arrival, Outcome, Recorded, record
 
@@ -40,7 +40,7 @@ async def post_observations(request: Request[Any, Any, Any], data: JSONBody[Batc
 
 def _read(item: msgspec.Raw, token_id: UUID | None, actor: str) -> Arrival | Exception:
     try:
-        body = decode(bytes(item), ObservationIn)
+        body = posted(decode(bytes(item), ExportedIn))
         raise_faults(observation_faults(body))
     except (FaultyBodyError, MalformedJsonError, KvyieldError) as error:
         return error

@@ -16,6 +16,7 @@ from kvyield_server.schemas.recommendations import RecommendationOut, recommenda
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_observation
 from kvyield_server.usecases.calibrate import calibrate
+from kvyield_server.usecases.settle import settlement_of
 
 PAGE_SIZE = 25
 LEVELS = (0.5, 0.8, 0.9, 0.95)
@@ -27,7 +28,10 @@ async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
     services, token = services_of(request), request.query_params.get("page_token")
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
-        found = page_of(uow.recommendations.page(key_of(token), PAGE_SIZE), recommendation_out)
+        found = page_of(
+            uow.recommendations.page(key_of(token), PAGE_SIZE),
+            lambda each: recommendation_out(each, settlement_of(uow, each)),
+        )
         report = calibrate(uow)
         rows = [log_row(answer, _settling(uow, answer)) for answer in found.items]
         shown = {"plots": coverage_plots(report.overall), "restarts": restarts_text(report.overall)}

@@ -5,11 +5,24 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
-from typing import Any
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 
-from kvyield_server.schemas.observations import Kept, MeasurementsIn, from_domain
+from kvyield_server.schemas.common import as_utc
+from kvyield_server.schemas.observations import (
+    ExportedIn,
+    Kept,
+    MeasurementsIn,
+    content_digest,
+    from_domain,
+    observation_faults,
+    posted,
+    to_domain,
+)
+from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode
 
 _MEASURED = MeasurementsIn.__struct_fields__
 COLUMNS = (
@@ -25,6 +38,51 @@ _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 def ndjson(observations: Iterable[Kept]) -> bytes:
     """Return one JSON object a line."""
     return b"".join(msgspec.json.encode(from_domain(kept)) + b"\n" for kept in observations)
+
+
+class ReadLine(NamedTuple):
+    """A line of an export: the fields of a stored start, None on a line of answers alone, and its archive."""
+
+    start: dict[str, Any] | None
+    archive: dict[str, Any]
+
+
+def archive_line(kept: Kept | None, archive: Any) -> bytes:
+    """Return a line that holds a start and what belongs to it."""
+    start = {} if kept is None else msgspec.to_builtins(from_domain(kept))
+    return msgspec.json.encode({**start, "archive": archive}) + b"\n"
+
+
+def read_line(text: bytes) -> ReadLine:
+    """Return what a line of an export holds; lines of the API's own export have no archive.
+
+    Raises:
+        FaultyBodyError, MalformedJsonError: it is no line of an export.
+    """
+    if text.startswith(b'{"archive":'):
+        return ReadLine(None, decode(text, AnswersIn).archive)
+    line = decode(text, ExportedIn)
+    body = posted(line)
+    if faults := observation_faults(body):
+        raise FaultyBodyError(faults)
+    now = datetime.now(UTC)
+    received = as_utc(line.received_at or now)
+    start = {
+        "observation": to_domain(body, new_id=UUID(int=0), now=received),
+        "content_digest": content_digest(body),
+        "received_at": received,
+        "retracted_at": line.retracted_at and as_utc(line.retracted_at),
+        "retraction_reason": line.retraction_reason,
+    }
+    if body.id is None:
+        raise FaultyBodyError([Fault("/id", "id is needed: every start of an export has one.")])
+    return ReadLine(start, line.archive or {})
+
+
+class AnswersIn(msgspec.Struct, forbid_unknown_fields=True):
+    """A line of answers that belong to no start."""
+
+    archive: dict[str, Any]
 
 
 def csv_head() -> bytes:

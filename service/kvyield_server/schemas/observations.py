@@ -160,6 +160,17 @@ class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
     log_excerpt: LogText | None = None
 
 
+class ExportedIn(ObservationIn, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A line of an export: what the service added to a start is taken and not looked at when it is posted."""
+
+    pair_id: UUID | None = None
+    received_at: Instant | None = None
+    retracted_at: Instant | None = None
+    retraction_reason: ShortText | None = None
+    history: list[dict[str, Any]] | None = None
+    archive: dict[str, Any] | None = None
+
+
 _canonical = msgspec.json.Encoder(order="deterministic")
 _NOTHING_MEASURED = MeasurementsIn()
 
@@ -265,6 +276,11 @@ def verification_faults(body: VerificationIn, pointer: str = "") -> Iterator[Fau
     if body.cached_tokens is not None and body.cached_tokens > body.prompt_tokens:
         detail = f"cached_tokens is {body.cached_tokens}, more than prompt_tokens, {body.prompt_tokens}."
         yield Fault(f"{pointer}/cached_tokens", detail)
+
+
+def posted(body: ExportedIn) -> ObservationIn:
+    """Return what a line of an export says of the start alone."""
+    return ObservationIn(**{name: getattr(body, name) for name in ObservationIn.__struct_fields__})
 
 
 def content_digest(body: ObservationIn) -> str:

@@ -135,13 +135,17 @@ class AdviceOut(Struct, frozen=True, kw_only=True):
 
 
 class RecommendationOut(AdviceOut, frozen=True, kw_only=True):
-    """A stored answer; ``observation_id`` is the start that settled it."""
+    """A stored answer; ``observation_id`` is the start that settled it.
+
+    ``settlement`` says so when that start does not count: it was started with other flags than advised.
+    """
 
     id: UUID
     made_at: datetime
     question: dict[str, Any]
     observation_id: UUID | None
     settled_at: datetime | None
+    settlement: str | None
 
 
 class SettlementIn(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -194,8 +198,8 @@ def advice_out(advice: Advice, pair_id: UUID | None) -> AdviceOut:
     return AdviceOut(**_fields(advice), pair_id=pair_id)
 
 
-def recommendation_out(kept: KeptRecommendation) -> RecommendationOut:
-    """Return a stored answer."""
+def recommendation_out(kept: KeptRecommendation, settlement: str | None = None) -> RecommendationOut:
+    """Return a stored answer; ``settlement`` is what there is to say of the start that settled it."""
     return RecommendationOut(
         **_fields(kept.advice),
         pair_id=kept.pair_id,
@@ -204,6 +208,7 @@ def recommendation_out(kept: KeptRecommendation) -> RecommendationOut:
         question=msgspec.to_builtins(kept.question),
         observation_id=kept.observation_id,
         settled_at=kept.settled_at,
+        settlement=settlement,
     )
 
 

@@ -120,7 +120,10 @@ class Observations:
     def _count(self, added: Sequence[StoredObservation], pairs: Mapping[UUID, Pair]) -> None:
         own: dict[UUID, list[Observation]] = {}
         for stored in added:
-            own.setdefault(stored.pair_id, []).append(stored.observation)
+            if stored.retracted_at is None:
+                own.setdefault(stored.pair_id, []).append(stored.observation)
+        if not own:
+            return
         changes = [_counted(pairs[pair_id], starts) for pair_id, starts in own.items()]
         self._connection.execute(_COUNT, changes)
 

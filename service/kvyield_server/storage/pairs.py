@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -71,6 +72,14 @@ class Pairs:
             self._merge(hardware, model)
         known = self._locked(names) if news else known  # news of one pair change others that share its GPU or model
         return [known[name] for name in names]
+
+    def restore(self, pair_id: UUID, hardware: Hardware, model: Model, created_at: datetime) -> None:
+        """Make a pair with the id and time that an export tells, unless there is a pair of these names."""
+        insert_unknown(self._connection, tables.hardware, [{"id": new_id(), **plain(hardware)}])
+        insert_unknown(self._connection, tables.model, [{"id": new_id(), **plain(model)}])
+        owners = {"hardware_id": self._hardware_id(hardware), "model_id": self._model_id(model)}
+        row = {"id": pair_id, **owners, "created_at": created_at, "revision": 0, "observation_count": 0, "engines": []}
+        insert_unknown(self._connection, tables.pair, [row])
 
     def _locked(self, names: Iterable[Name]) -> dict[Name, Pair]:
         """Return the pairs with these names that there are, locked for this transaction."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from uuid import UUID
 
@@ -53,6 +54,11 @@ class Recommendations:
         query = select(_it.id).where(_it.observation_id == observation_id)
         settled: UUID | None = self._connection.execute(query.limit(1)).scalar()
         return settled
+
+    def settled_by_any(self, ids: Sequence[UUID]) -> list[StoredRecommendation]:
+        """Return the answers that some starts settled."""
+        query = select(tables.recommendation).where(_it.observation_id.in_(ids)).order_by(_it.id)
+        return [recommendation_from_row(row) for row in self._connection.execute(query).mappings()]
 
     def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
         """Return all answers, settled or not, by (made_at, id), newest first."""

@@ -50,10 +50,15 @@ def find_pair(uow: UnitOfWork, selector: Selector) -> Pair:
 
 def _by_names(uow: UnitOfWork, selector: Selector) -> Pair:
     gpu, count, model = selector.gpu or "", selector.gpu_count or 0, selector.model or ""
-    if exact := uow.pairs.find(gpu, count, model):
+    exact = uow.pairs.find(gpu, count, model)
+    if exact is not None and exact.observation_count:
         return exact
     names = uow.pairs.names()
     matches = _matches(names, gpu, count, model)
+    # a pair whose starts were all retracted, such as one of a mistyped name, gives way to one that has some
+    matches = [name for name in matches if name.observation_count] or ([] if exact else matches)
+    if exact is not None and not matches:
+        return exact
     if not matches:
         raise _none_found(names, gpu, count, model)
     if len(matches) > 1:

@@ -16,10 +16,11 @@ from kvyield_server.usecases.browse import require_own_start, stored_recommendat
 
 
 class Settled(NamedTuple):
-    """A settled recommendation, and whether this very call settled it."""
+    """A settled recommendation, whether this very call settled it, and why it does not count if it does not."""
 
     recommendation: StoredRecommendation
     is_new: bool
+    settlement: str | None
 
 
 def settle_by(
@@ -39,14 +40,29 @@ def settle_by(
             raise _unfit(observation_id, "no such start is stored here. Post it first.")
         require_own_start(stored, token_id)
         if answer.observation_id == observation_id:
-            return Settled(answer, is_new=False)
+            return Settled(answer, is_new=False, settlement=settlement_of(uow, answer))
         _require_fit(uow, answer, stored)
         if answer.observation_id is not None:
             raise ConflictError(f"Recommendation {answer.id} is settled by another start; the first start counts.")
         uow.recommendations.settle(recommendation_id, observation_id, now)
-        return Settled(stored_recommendation(uow, recommendation_id), is_new=True)
+        answer = stored_recommendation(uow, recommendation_id)
+        return Settled(answer, is_new=True, settlement=settlement_of(uow, answer))
 
     return job
+
+
+def settlement_of(uow: UnitOfWork, answer: StoredRecommendation) -> str | None:
+    """Say that the start that settled an answer does not count, where it was started with other flags than advised."""
+    stored = None if answer.observation_id is None else uow.observations.get(answer.observation_id)
+    if stored is None:
+        return None
+    given = stored.observation.flags
+    others = [
+        f"{name} {given[name]} instead of {value}"
+        for name, value in answer.advice.flags.items()
+        if name in given and given[name] != value
+    ]
+    return f"started with other flags: not counted ({'; '.join(others)})" if others else None
 
 
 def _require_fit(uow: UnitOfWork, answer: StoredRecommendation, stored: StoredObservation) -> None:

@@ -112,6 +112,8 @@ def restarts_text(calibration: Calibration) -> str:
 def _verdict(answer: RecommendationOut, start: ObservationOut | None) -> str:
     if start is None:
         return "no start names it yet"
+    if answer.settlement is not None:
+        return answer.settlement
     pool, predicted = start.measurements.pool_tokens, answer.prediction.pool_tokens
     if pool is None or predicted is None:
         return ""

@@ -1,0 +1,95 @@
+"""Archive: the whole ledger as lines, and back into a ledger, with everything that belongs to each start."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from kvyield_server.storage.archive import (
+    Archive,
+    ArchivedAnswer,
+    archived_answer,
+    archives_of,
+    restore,
+    restore_answers,
+)
+from kvyield_server.storage.records import ObservationFilter, PageKey, StoredObservation
+from kvyield_server.storage.statements import batched
+from kvyield_server.storage.uow import Storage, UnitOfWork
+
+PAGE_SIZE = 200
+MOST_ANSWERS = 20  # that no start settled, on one line; the last line has the rest
+
+Line = tuple[StoredObservation | None, Archive]
+
+
+class Restored(NamedTuple):
+    """What an import did: starts and answers that were kept, and starts that were there already."""
+
+    starts: int
+    known: int
+    answers: int
+
+
+def archive(storage: Storage, where: ObservationFilter) -> Iterator[Line]:
+    """Yield observations, newest first, each with its archive; answers that no start settled are spread over them.
+
+    A ledger with answers and no start is one line without an observation.
+    """
+    open_answers = _open_answers(storage, where)
+    last: Line | None = None
+    for stored, kept in _observations(storage, where):
+        if last is not None:
+            yield last
+        kept.recommendations += islice(open_answers, MOST_ANSWERS)
+        last = (stored, kept)
+    rest = list(open_answers)
+    if last is not None:
+        last[1].recommendations += rest
+        yield last
+    elif rest:
+        yield None, Archive(recommendations=rest)
+
+
+def _observations(storage: Storage, where: ObservationFilter) -> Iterator[tuple[StoredObservation, Archive]]:
+    after: PageKey | None = None
+    while True:
+        with storage.read() as uow:
+            page = uow.observations.page(where, after, PAGE_SIZE)
+            kept = archives_of(uow, page.items)
+        yield from zip(page.items, kept, strict=True)
+        after = page.next_key
+        if after is None:
+            return
+
+
+def _open_answers(storage: Storage, where: ObservationFilter) -> Iterator[ArchivedAnswer]:
+    after: PageKey | None = None
+    while True:
+        with storage.read() as uow:
+            page = uow.recommendations.page(after, PAGE_SIZE)
+            wanted = [each for each in page.items if each.observation_id is None]
+            found = [archived_answer(uow, each) for each in wanted if where.pair_id in (None, each.pair_id)]
+        yield from found
+        after = page.next_key
+        if after is None:
+            return
+
+
+def restore_all(storage: Storage, lines: Iterable[Line]) -> Restored:
+    """Keep what lines hold and the ledger does not have. The same lines again change nothing."""
+    done = Restored(0, 0, 0)
+    for some in batched(lines, PAGE_SIZE):
+        each = storage.write(_restoring(some)).result()
+        done = Restored(*(first + second for first, second in zip(done, each, strict=True)))
+    return done
+
+
+def _restoring(lines: Sequence[Line]) -> Callable[[UnitOfWork], Restored]:
+    def job(uow: UnitOfWork) -> Restored:
+        starts = [restore(uow, stored, kept) for stored, kept in lines if stored is not None]
+        answers = sum(restore_answers(uow, kept.recommendations) for _, kept in lines)
+        return Restored(sum(starts), len(starts) - sum(starts), answers)
+
+    return job
