@@ -54,11 +54,11 @@ def _by_names(uow: UnitOfWork, selector: Selector) -> Pair:
     if exact is not None and exact.observation_count:
         return exact
     names = uow.pairs.names()
-    matches = _matches(names, gpu, count, model)
     # a pair whose starts were all retracted, such as one of a mistyped name, gives way to one that has some
-    matches = [name for name in matches if name.observation_count] or ([] if exact else matches)
+    matches = _matches([name for name in names if name.observation_count], gpu, count, model)
     if exact is not None and not matches:
         return exact
+    matches = matches or _matches(names, gpu, count, model)
     if not matches:
         raise _none_found(names, gpu, count, model)
     if len(matches) > 1:
