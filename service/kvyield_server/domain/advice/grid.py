@@ -73,6 +73,19 @@ class Choice:
         free = self.option.predicted.free
         return None if free is None else free.estimate(self.index)
 
+    @cached_property
+    def predicted_tokens(self) -> float:
+        """The pool as predicted, whatever was measured; 0 where nothing tells it. Levers are compared by it."""
+        pool = self.option.predicted.pool
+        return 0.0 if pool is None else pool.estimate(self.index).median
+
+    @cached_property
+    def predicted_headroom_gib(self) -> float:
+        """Free memory at ready less the need, as predicted medians; 0 where nothing tells it."""
+        free, need = self.option.predicted.free, self.option.need
+        taken = need if isinstance(need, int | float) else need.median_gib
+        return 0.0 if free is None else free.estimate(self.index).median - taken
+
     @property
     def fraction(self) -> float:
         return float(self.option.fractions[self.index])

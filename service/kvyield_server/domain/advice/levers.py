@@ -25,10 +25,9 @@ from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.model_config import is_latent_attention
 from kvyield_server.domain.facts.observation import EngineName, Observation, Scalar
 from kvyield_server.domain.facts.scalars import is_on
-from kvyield_server.domain.model.interface import Need
 
 _LEAST_GAIN = 0.005
-_LEAST_GAIN_GIB = 0.05
+_LEAST_GAIN_GIB, _LEAST_GAIN_TOKENS = 0.5, 0.02
 _AROUND = 60
 """Steps of 0.001 on each side of the fraction advised at which a lever is evaluated; beyond, in steps of 0.01."""
 _SPECULATIVE_REQUESTS, _FEWEST_REQUESTS = 48, 2048
@@ -64,7 +63,7 @@ def levers(case: Case, choice: Choice) -> tuple[Lever, ...]:
         if best is None or gained < (_LEAST_GAIN if choice.binding is None else -1e-4):
             continue
         lever = _lever(choice, candidate, best)
-        if gained >= _LEAST_GAIN or _helps(lever):
+        if gained >= _LEAST_GAIN or _helps(lever, choice.option.needed_tokens):
             ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
     ranked.sort(key=lambda item: item[:2], reverse=True)
     lower = _lower_target(case, choice)
@@ -76,9 +75,10 @@ def _chance(choice: Choice) -> float:
     return choice.chance * (0.5 if choice.unserved is not None else 1.0)
 
 
-def _helps(lever: Lever) -> bool:
-    """Tell whether a lever brings an infeasible answer nearer: more tokens or memory."""
-    return (lever.gain_tokens > 0 or (lever.gain_gib or 0.0) >= _LEAST_GAIN_GIB) and bool(lever.flags)
+def _helps(lever: Lever, needed_tokens: int) -> bool:
+    """Tell whether a lever brings an infeasible answer nearer: by 2 % of the pool needed, or by half a GiB."""
+    gained = lever.gain_tokens >= _LEAST_GAIN_TOKENS * needed_tokens or (lever.gain_gib or 0.0) >= _LEAST_GAIN_GIB
+    return gained and bool(lever.flags)
 
 
 def _solved(case: Case, choice: Choice, candidate: _Candidate) -> Choice | None:
@@ -99,25 +99,11 @@ def _lever(choice: Choice, candidate: _Candidate, best: Choice) -> Lever:
     moved = {key: value for key, value in best.flags.items() if choice.flags.get(key) != value}
     return Lever(
         flags={**candidate.flags, **moved},
-        gain_tokens=round(_tokens(best) - _tokens(choice)),
-        gain_gib=round(_headroom(best) - _headroom(choice), 2),
+        gain_tokens=round(best.predicted_tokens - choice.predicted_tokens),
+        gain_gib=round(best.predicted_headroom_gib - choice.predicted_headroom_gib, 2),
         joint=round(best.chance, 3),
         cost=candidate.cost,
     )
-
-
-def _tokens(choice: Choice) -> float:
-    pool = choice.option.predicted.pool
-    return 0.0 if pool is None else pool.estimate(choice.index).median
-
-
-def _headroom(choice: Choice) -> float:
-    free = choice.option.predicted.free
-    return 0.0 if free is None else free.estimate(choice.index).median - _middle(choice.option.need)
-
-
-def _middle(need: Need | float) -> float:
-    return need if isinstance(need, int | float) else need.median_gib
 
 
 def lighter_use_of(case: Case, start: Observation) -> tuple[Lever, ...]:
@@ -283,8 +269,8 @@ def _lever_of_target(case: Case, choice: Choice, lower: Choice) -> Lever:
     moved = {key: value for key, value in lower.flags.items() if choice.flags.get(key) != value}
     return Lever(
         flags={case.fraction_flag: lower.fraction, **moved},
-        gain_tokens=round(_tokens(lower) - _tokens(choice)),
-        gain_gib=round(_headroom(lower) - _headroom(choice), 2),
+        gain_tokens=round(lower.predicted_tokens - choice.predicted_tokens),
+        gain_gib=round(lower.predicted_headroom_gib - choice.predicted_headroom_gib, 2),
         joint=round(lower.chance, 3),
         cost=f"a lower target: prompts of up to {tokens:,} tokens, not {case.question.target_tokens:,}",
         target_tokens=tokens,

@@ -235,7 +235,8 @@ def _printed_limit(case: Case) -> str:
 def _memory(case: Case, choice: Choice, answer: Advice) -> Iterator[str]:
     free = answer.prediction.free_at_ready_gib
     if free is None or choice.survives is None:
-        yield "Nothing tells how much memory stays free."
+        guess = "" if free is None else f"; {free.low:.1f} to {free.high:.1f} GiB are expected"
+        yield f"Free memory at ready was never measured{guess}."
         return
     measured = choice.measured is not None and choice.measured.free_at_ready_gib is not None
     word = "were" if measured else "should be"
@@ -321,7 +322,7 @@ def _risk(case: Case, choice: Choice) -> str:
     if choice.unserved is not None:
         return f"a prompt of {choice.unserved.prompt_tokens:,} tokens was not served at flags no heavier"
     if choice.survives is None:
-        return "nothing tells how much memory stays free"
+        return "free memory at ready was never measured"
     if choice.holds < case.question.confidence:
         return f"probability {stated(choice.holds)} that the pool holds it"
     if choice.survives < case.question.confidence:
