@@ -135,6 +135,16 @@ def test_a_contradiction_is_not_enough_evidence_and_is_named() -> None:
     assert (kept.status, fraction(kept), kept.changes) == (Status.OK, 0.94, ())
 
 
+def test_a_start_of_another_version_answers_at_risk() -> None:
+    """Where no line tells the version asked for, what another version's start held is at risk, and a restart."""
+    advice = recommend(replace(worked(), is_known=False), Question(target_tokens=100_000, engine_version="0.5.13"))
+    assert (advice.status, fraction(advice), advice.changes) == (Status.AT_RISK, 0.94, ())
+    assert "other_version" in codes(advice)
+    assert advice.restarts is not None
+    assert advice.restarts.expected is not None
+    assert advice.restarts.expected >= 1.0
+
+
 def test_nothing_to_restart_is_said() -> None:
     """When the running flags are the answer, no restart is planned and a warning says so."""
     running = start(

@@ -70,9 +70,9 @@ def recommend(model: YieldModel, question: Question) -> Advice:
     choice = None if contradiction else solve(case)
     contradiction = contradiction or _sign_of_a_wrong_model(case, choice)
     if choice is None or contradiction is not None or choice.binding is not None:
-        holder = kept or _older_holder(case)
+        holder = kept or _holder(case)
         if holder is not None:
-            kept_runs = holder is kept and _is_running(model, holder)
+            kept_runs = holder is kept and _is_running(model, holder)  # another version's flags are for a restart
             return _answer(case, _Decision(choice=holder, is_kept=kept_runs, is_doubtful=True, first=first))
         limited = None if choice is not None or case.runs is None else as_it_runs(case, case.runs)
         if limited is not None and limited.binding is not None:
@@ -113,6 +113,12 @@ def _is_running(model: YieldModel, choice: Choice) -> bool:
 def _what_runs(case: Case) -> Choice | None:
     """Return what runs as a choice where it holds the target, whatever its memory."""
     return None if case.runs is None else _held_by(case, case.runs)
+
+
+def _holder(case: Case) -> Choice | None:
+    """Return the newest live start that holds the target; one of another version than asked for answers too."""
+    asked = replace(case, question=replace(case.question, engine_version=None))
+    return (_what_runs(asked) if case.is_other_version else None) or _older_holder(asked)
 
 
 def _older_holder(case: Case) -> Choice | None:
@@ -196,7 +202,7 @@ def _status(case: Case, decision: _Decision) -> Status:
 
 def _answer(case: Case, decision: _Decision) -> Advice:
     choice, model = decision.choice, case.model
-    case = choice.option.case
+    case = replace(choice.option.case, question=case.question)
     status = _status(case, decision)
     infeasible = status is Status.INFEASIBLE
     changes = () if decision.is_kept else tuple(_changes(case, choice))
