@@ -16,9 +16,9 @@ from kvyield_server.domain.facts.devices import (
 )
 from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.model_config import is_latent_attention, read_shape
-from kvyield_server.domain.facts.observation import Hardware, Model
+from kvyield_server.domain.facts.observation import Flags, Hardware, Model
 from kvyield_server.domain.facts.versions import parse_version
-from kvyield_server.domain.facts.weights import parameter_count, weights_gib_per_gpu
+from kvyield_server.domain.facts.weights import parameter_counts, weights_of_gpu
 
 MODELS: dict[str, dict[str, Any]] = json.loads((DATA / "models.json").read_text())
 LLAMA_70B = {
@@ -72,18 +72,25 @@ def test_latent_attention_is_known_unknown_or_absent() -> None:
 )
 def test_parameters_are_counted_to_two_per_cent(facts: dict[str, Any], billions: float) -> None:
     """Dense, grouped and latent mixture-of-experts models have the published number of weights."""
-    assert (parameter_count(facts) or 0.0) / 1e9 == pytest.approx(billions, rel=0.02)
+    counts = parameter_counts(facts)
+    assert counts is not None
+    assert counts.total / 1e9 == pytest.approx(billions, rel=0.02)
+
+
+def weights_gib(model: Model, flags: Flags, gpu_count: int) -> float | None:
+    found = weights_of_gpu(model, flags, gpu_count)
+    return None if found is None else found.gib
 
 
 def test_weights_on_one_gpu_agree_with_measured_loads() -> None:
     """On the H200 Qwen3-8B took 15.32 GiB and DeepSeek-V2-Lite 29.47 GiB; eight ranks hold an eighth each."""
     wide = {"torch_dtype": "bfloat16"}
     qwen, lite = (Model(name=name, facts={**MODELS[name], **wide}) for name in ("qwen3-8b", "dsv2-lite"))
-    assert weights_gib_per_gpu(qwen, {"tp_size": 1}, 1) == pytest.approx(15.32, rel=0.03)
-    assert weights_gib_per_gpu(lite, {"tp_size": 1}, 1) == pytest.approx(29.47, rel=0.03)
+    assert weights_gib(qwen, {"tp_size": 1}, 1) == pytest.approx(15.32, rel=0.03)
+    assert weights_gib(lite, {"tp_size": 1}, 1) == pytest.approx(29.47, rel=0.03)
     stated = Model(name="m", facts={"checkpoint_bytes": 554 * 2**30})
-    assert weights_gib_per_gpu(stated, {"tp_size": 8}, 8) == pytest.approx(69.25)
-    assert weights_gib_per_gpu(Model(name="m"), {}, 1) is None
+    assert weights_gib(stated, {"tp_size": 8}, 8) == pytest.approx(69.25)
+    assert weights_gib(Model(name="m"), {}, 1) is None
 
 
 @pytest.mark.parametrize(

@@ -153,15 +153,9 @@ def _grid(case: Case, flags: Flags, fractions: Floats) -> Floats:
     if anchor is None or anchor.fraction is None:
         return fractions
     kept = np.array([anchor.fraction])
-    if anchor.fraction > 1.0 or fixing_flag(case, flags, kept) is not None:
+    if anchor.fraction > 1.0 or any(flags.get(name) is not None for name in case.names.inert_with):
         return kept
     return np.union1d(fractions, kept) if anchor.fraction not in fractions else fractions
-
-
-def fixing_flag(case: Case, flags: Flags, fractions: Floats) -> str | None:
-    """Return the flag that fixes the pool whatever the fraction; a cap does not, where the line is below it."""
-    names = case.names
-    return next((name for name in names.inert_with if flags.get(name) is not None), None) if fractions.size else None
 
 
 def choose(option: Option) -> Choice:

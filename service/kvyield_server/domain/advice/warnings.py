@@ -176,9 +176,6 @@ def _distant_deaths(case: Case, choice: Choice) -> Iterator[Caution]:
 
 def _hardware(case: Case) -> Iterator[Caution]:
     starts = case.model.starts
-    if any(start.hardware.unified_memory for start in starts):
-        detail = "GPU and host share this memory: pools of equal starts differ by several percent."
-        yield Caution(code="unified_memory", detail=detail)
     before = [free for start in starts if (free := start.measurements.free_before_load_gib) is not None]
     if before and (max(before) - min(before) > _NEIGHBOUR_GIB or any(_is_crowded(start) for start in starts)):
         detail = (

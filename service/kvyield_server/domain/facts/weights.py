@@ -89,12 +89,6 @@ def weights_of_gpu(model: Model, flags: Flags, gpu_count: int) -> WeightsFigure 
     return WeightsFigure(per_gpu / GIB, doubt, is_stated, by_dtype)
 
 
-def weights_gib_per_gpu(model: Model, flags: Flags, gpu_count: int) -> float | None:
-    """Return the median of ``weights_of_gpu``, GiB."""
-    found = weights_of_gpu(model, flags, gpu_count)
-    return None if found is None else found.gib
-
-
 def _quantised(model: Model, flags: Flags, counts: ParameterCounts) -> float | None:
     """Return the checkpoint's bytes by the quantisation that flags, config or the model's name tell; None unknown."""
     config = flat_facts(model.facts)
@@ -149,12 +143,6 @@ def _mixed(counts: ParameterCounts, per_weight: float, stated: Mapping[str, obje
         (counts.experts, False),
     )
     return sum(count * (2.0 if is_wide else per_weight) for count, is_wide in parts)
-
-
-def parameter_count(facts: Facts) -> float | None:
-    """Return the number of weights of a decoder, embeddings included, or None when the config lacks sizes."""
-    counts = parameter_counts(facts)
-    return None if counts is None else counts.total
 
 
 def parameter_counts(facts: Facts) -> ParameterCounts | None:

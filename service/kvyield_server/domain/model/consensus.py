@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-MOST_HYPOTHESES = 14
+MOST_HYPOTHESES = 10
 NEAR = 5.0
 LARGEST_SCALE = 5.0
 LEAST_AGREEING = 3

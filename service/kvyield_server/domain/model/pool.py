@@ -216,10 +216,7 @@ class PoolLine:
     def _tokens(self, x: Floats, change: Change) -> Mixture | None:
         if self.posterior is None:
             return None
-        is_measured = bool(x.size) and all(
-            any(abs(one - at) < 1e-9 for at in self.measured_at) for one in x.tolist()[:2]
-        )
-        if not self.tells_slope and not (is_measured and x.size <= 2):
+        if not self.tells_slope and not (x.size == 1 and self._is_measured(float(x[0]))):
             return None
         mean, sd, weight = self.posterior.tokens(x)
         extra = 0.0 * x
@@ -238,6 +235,11 @@ class PoolLine:
             return pool
         low, middle, high = pool.quantiles(0, (0.25, 0.5, 0.75))
         return pool if high - low < 0.6 * middle else None  # GiB were printed there, and nothing prices a token
+
+    def _is_measured(self, x: float) -> bool:
+        """Tell whether a start measured tokens at this abscissa: that holds without any slope."""
+        measured = zip(self.measured_at, self.measured_tokens, strict=True)
+        return any(abs(at - x) < 1e-9 and not isnan(tokens) for at, tokens in measured)
 
     def _gib(self, x: Floats, change: Change) -> Mixture:
         assert self.posterior is not None

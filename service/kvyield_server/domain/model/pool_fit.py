@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from math import exp, hypot
 
 import numpy as np
@@ -24,7 +23,16 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.domain.facts.scalars import as_count, as_number, first_given
 from kvyield_server.domain.model.consensus import Consensus, find_consensus
-from kvyield_server.domain.model.evidence import Evidence, Label, Use, differing_flags, mark_blocked, mark_equal_pools
+from kvyield_server.domain.model.evidence import (
+    APART,
+    SAME_FRACTION,
+    Evidence,
+    Label,
+    Use,
+    differing_flags,
+    mark_blocked,
+    mark_equal_pools,
+)
 from kvyield_server.domain.model.line import GIB, LinePosterior, NoiseScales, Normal, Points, fit_line
 from kvyield_server.domain.model.pool import SPAN, UNIFORM_SD, VERSION_COST_SD, PoolLine
 from kvyield_server.domain.model.prior import UNKNOWN_COST_SD, Knowledge, Setting, logged_base, printed_sd
@@ -261,16 +269,19 @@ def _sorted_out(
 def _is_at_odds(chosen: Sequence[Evidence], agreed: Consensus) -> bool:
     """Tell whether kept points differ at one fraction, or fall with the fraction, by more than any noise."""
     kept = [item for index, item in enumerate(chosen) if agreed.kept[index] and item.tokens is not None]
+    if len(kept) < 2:
+        return False
     kept.sort(key=lambda item: (item.fraction or 0.0, item.tokens or 0))
-    for left, right in pairwise(kept):
-        run, rise = (right.fraction or 0.0) - (left.fraction or 0.0), (right.tokens or 0) - (left.tokens or 0)
+    fractions = np.array([item.fraction or 0.0 for item in kept])
+    pools = np.array([float(item.tokens or 0) for item in kept])
+    run, rise = np.diff(fractions), np.diff(pools)
+    for index in np.flatnonzero((rise < 0.0) | ((run <= SAME_FRACTION) & (rise > 0.0))):
+        left, right = kept[index], kept[index + 1]
         slack = 0.35 if has_unified_memory(left.start.hardware) else 0.005
         if left.start.engine.name is EngineName.VLLM and not differing_flags(left.start.flags, right.start.flags):
             slack = max(slack, 0.25)
-        largest = max(left.tokens or 1, right.tokens or 1)
-        if abs(rise) > slack * largest and (run <= 1e-6 or rise < 0):
-            return True
-        if rise < 0 and run >= 0.004 and slack < 0.1:
+        is_far = abs(rise[index]) > slack * max(pools[index], pools[index + 1])
+        if is_far or (rise[index] < 0.0 and run[index] >= APART and slack < 0.1):
             return True
     return False
 

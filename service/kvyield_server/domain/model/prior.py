@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, hypot, log, sqrt
+from math import hypot, log, sqrt
 from statistics import median
 
 from kvyield_server.domain.engines.fraction_share import is_sized_after_capture, share_of
@@ -379,8 +379,3 @@ def _prices_alike(setting: Setting, start: Observation) -> bool:
     same_draft = (speculation(setting.flags) or "") == (speculation(start.flags) or "")
     same_dtype = kv_element_bytes(setting.flags, facts) == kv_element_bytes(start.flags, facts)
     return same_layout and same_draft and same_dtype and here.pipeline == there.pipeline
-
-
-def bytes_of(cost: Normal) -> float:
-    """Return the median bytes per token of what is known of log c."""
-    return exp(cost.mean)
