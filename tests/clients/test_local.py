@@ -128,7 +128,9 @@ def test_no_log_at_all_is_an_estimate(ledger: Path, tmp_path: Path) -> None:
     hardware = ("--gpu", "NVIDIA H200", "--gpu-count", "1", "--gpu-memory-gib", "139.8", "--engine", "sglang")
     result = run("advise", "--target-tokens", "100k", "--model", "m/M", "--model-config", tmp_path, *hardware)
     assert result.exit_code == 0, result.output
-    assert "estimate" in result.stdout.lower().splitlines()[0]
+    assert "estimate" in "".join(result.stdout.lower().splitlines()[:2])
+    answer = run("advise", "--target-tokens", "100k", "--model", "m/M", "--model-config", tmp_path, *hardware, "--json")
+    assert json.loads(answer.stdout)["headline"]["estimate"] is True
 
 
 def test_a_service_that_is_named_is_asked(ledger: Path, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,8 @@ HEADLINES = {
     "not_enough_evidence": "not enough evidence: too little is known to give flags",
 }
 
+ESTIMATE = "This is an estimate: no start was used."
+
 
 def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
     """Flags, probabilities, what was never verified, warnings, restart plan and levers."""
@@ -39,10 +41,19 @@ def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
 
 
 def headline_of(advice: _wire.Recommendation) -> str:
-    """The service's own headline; from one that makes none, the status in words."""
+    """The service's own headline; from one that makes none, the status in words. An estimate is called one."""
     told = advice.headline.text if advice.headline else ""
-    is_estimate = advice.basis is not None and not advice.basis.observation_ids
-    return told or ("an estimate: " if is_estimate else "") + HEADLINES.get(advice.status, advice.status)
+    text = told or HEADLINES.get(advice.status, advice.status)
+    return f"{text}\n{ESTIMATE}" if is_estimate(advice) and "estimate" not in text.lower() else text
+
+
+def is_estimate(advice: _wire.Recommendation) -> bool:
+    """Whether flags are advised though no start was used."""
+    if advice.status == "not_enough_evidence":
+        return False
+    if advice.headline is not None:
+        return advice.headline.estimate
+    return advice.basis is not None and not advice.basis.observation_ids
 
 
 def _facts(advice: _wire.Recommendation, target_tokens: int) -> Iterator[tuple[str, str]]:
