@@ -47,6 +47,16 @@ def test_answers_are_what_the_document_says(case: schemathesis.Case, server: Ser
 
 
 @pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@schema.parametrize()
+@hypothesis.settings(max_examples=40 * EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+def test_answers_are_what_the_document_says_at_length(case: schemathesis.Case, server: Server) -> None:
+    """The same with new requests each time, and forty times as many."""
+    case.call_and_validate(base_url=server.url, checks=CHECKS.get_all())
+
+
+@pytest.mark.slow
 def test_no_request_was_a_fault_of_ours(server: Server) -> None:
     """After all that the server still works, and nothing in its log is an unexpected error."""
     with server.client() as client:
