@@ -10,7 +10,7 @@ import pytest
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.dialects import sqlite
 
-from kvyield_server.domain.facts.observation import Hardware, Outcome
+from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Outcome
 from kvyield_server.errors import InvalidError
 from kvyield_server.storage import migrate
 from kvyield_server.storage.connections import Use, database_url, engine_for
@@ -40,6 +40,7 @@ def explained(engine: Engine, beginning: str) -> list[str]:
         ({}, "ix_observation_observed_at_id"),
         ({"pair_id": new_id()}, "ix_observation_pair_id_observed_at_id"),
         ({"host": "gpu-01"}, "ix_observation_host_observed_at_id"),
+        ({"engine": EngineName.LMDEPLOY}, "ix_observation_engine_observed_at_id"),
         ({"outcome": Outcome.OOM_RUNTIME}, "ix_observation_outcome_observed_at_id"),
         ({"since": NOON, "until": NOON}, "ix_observation_observed_at_id"),
     ],
@@ -92,3 +93,28 @@ def test_a_time_without_a_zone_is_refused() -> None:
     """A naive time is never guessed at."""
     with pytest.raises(InvalidError):
         UtcDateTime().process_bind_param(NOON.replace(tzinfo=None), sqlite.dialect())
+
+
+NUMBERS = {
+    "whole": 1,
+    "real": 1.0,
+    "large": 1e22,
+    "small": 1e-7,
+    "negative": -0.0,
+    "long": 123456789012345678,
+    "third": 1 / 3,
+}
+
+
+def test_numbers_come_back_as_they_were_sent(storage: Storage) -> None:
+    """In flags, facts and answers a float stays a float, to the last bit, and a whole number one, on both databases."""
+    each = start(flags={**start().flags, **NUMBERS}, model=Model(name="org/numbers", facts=NUMBERS))
+    storage.write(recording(each)).result()
+    with storage.read() as unit:
+        stored = unit.observations.get(each.id)
+        pair = unit.pairs.find(each.hardware.gpu, each.hardware.gpu_count, "org/numbers")
+    assert stored is not None
+    assert pair is not None
+    for found in (stored.observation.flags, stored.observation.model.facts, pair.model.facts):
+        kept = {name: found[name] for name in NUMBERS}
+        assert repr(kept) == repr(NUMBERS)
