@@ -15,13 +15,15 @@ from typing import Any
 from domain.door import advise, fitted, question
 from domain.ledgers import advised_fraction, codes, is_kept
 from kvyield_server.domain.answers import Advice, Estimate, Status
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Observation, Outcome, Phase
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Cause, EngineName, Observation, Outcome, Phase
 
 ANSWERED = (Status.OK, Status.AT_RISK)
 CONTEXT = {EngineName.SGLANG: "context_length", EngineName.VLLM: "max_model_len"}
 REQUESTS = {EngineName.SGLANG: "max_running_requests", EngineName.VLLM: "max_num_seqs"}
 CHUNK = {EngineName.SGLANG: "chunked_prefill_size", EngineName.VLLM: "max_num_batched_tokens"}
 POOL_FLAGS = ("max_total_tokens", "num_gpu_blocks_override", "kv_cache_memory_bytes", "max_tokens")
+GRANULE_GIB = 0.05
+"""A line of free memory is told to no less, at steps of 0.031."""
 PAGES = 512
 """More tokens than any engine rounds a demand up by."""
 
@@ -131,7 +133,9 @@ def _first(asked: Asked) -> Iterator[str]:
     if asked.advice.status in ANSWERED:
         return
     deaths = [start for start in asked.starts if _died(start)]
+    own = {start.id for start in fitted(asked.starts).starts}
     up = [start for start in asked.starts if came_up(start) and start.measurements.pool_tokens is not None]
+    up = [start for start in up if start.id in own]
     for holder in up:
         if not holds(holder, asked.target, asked.concurrent) or any(_may_forbid(d, holder, asked) for d in deaths):
             continue
@@ -142,6 +146,7 @@ def _first(asked: Asked) -> Iterator[str]:
 
 
 def _died(start: Observation) -> bool:
+    """Return whether a start ran out of the GPU's memory, or may have."""
     return start.outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME, Outcome.REFUSED)
 
 
@@ -167,6 +172,8 @@ def _third(asked: Asked) -> Iterator[str]:
         return
     stated = _stated(asked)
     for death in asked.starts:
+        if death.failure is not None and death.failure.cause not in (None, Cause.GPU_MEMORY):
+            continue
         if death.fraction is None or stated < death.fraction - 1e-9 or _is_lighter(advice, death):
             continue
         if death.outcome is Outcome.OOM_RUNTIME and _counts_while_serving(death, asked):
@@ -237,19 +244,20 @@ def _fourth(asked: Asked) -> Iterator[str]:
                 yield f"rule 4: out of order or not finite: {estimate}"
     if any(later < earlier - 1e-6 * abs(earlier) - 1 for earlier, later in pairwise(pools)):
         yield f"rule 4: the pool falls with the fraction: {pools}"
-    rises = [later - earlier for earlier, later in pairwise(frees) if later > earlier + 0.011]
+    rises = [later - earlier for earlier, later in pairwise(frees) if later > earlier + GRANULE_GIB]
     step = fit.summary.engine is EngineName.SGLANG and len(rises) == 1 and rises[0] < 2.5
     if rises and not step:
         yield f"rule 4: free memory rises with the fraction: {frees}"
 
 
 def _fifth(asked: Asked) -> Iterator[str]:
-    """Rule 5: no fraction below 0.05 for SGLang and vLLM, but where one ran there."""
+    """Rule 5: no fraction below 0.05 for SGLang and vLLM, but where one ran there or weights are stated."""
     advice = asked.advice
     if advice.engine not in (EngineName.SGLANG, EngineName.VLLM) or advice.status not in ANSWERED:
         return
     ran = min((start.fraction or 1.0 for start in asked.starts if came_up(start)), default=1.0)
-    if _stated(asked) < min(0.05, ran):
+    figures = [(start.measurements.weights_gib, start.measurements.free_after_load_gib) for start in asked.starts]
+    if ran >= 0.05 > _stated(asked) and all(each == (None, None) for each in figures):
         yield f"rule 5: a fraction of {_stated(asked)}"
 
 
@@ -325,8 +333,10 @@ def second(before: Asked, after: Asked, *, is_newest: bool) -> Iterator[str]:
             yield f"rule 2: {new.status.value} though the newest start contradicts the others"
         if "drift" not in fitted(after.starts).summary.labels:
             yield "rule 2: no drift by name"
+        last = next(start for start in reversed(before.in_order) if came_up(start))
+        is_held = holds(last, after.target, after.concurrent)
         fractions = {start.fraction for start in after.starts if came_up(start)}
-        if after.prefer == "keep" and advised_fraction(new) not in fractions:
+        if after.prefer == "keep" and is_held and advised_fraction(new) not in fractions:
             yield f"rule 2: {advised_fraction(new)}, at which nothing came up"
     elif moved > 0.005 + 1e-9:
         yield f"rule 2: {advised_fraction(old)} became {advised_fraction(new)}"
