@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 from urllib.parse import urlencode
+from uuid import UUID
 
 import pytest
 
 from api.conftest import Client
 from api.samples import FACTS, GPU, MODEL, NAMES, VERIFICATION, start
+from kvyield_server.storage.uow import Storage
 
 QUESTION = {**NAMES, "target_tokens": 200000}
 
@@ -224,6 +226,29 @@ def test_calibration_counts_settled_recommendations(client: Client, pair_id: str
     answer = client.get("/calibration")
     assert answer.status_code == 200
     assert answer.json()["settled"] == 1
+
+
+def test_calibration_counts_by_the_quantiles_stored(client: Client, storage: Storage, pair_id: str) -> None:
+    """Each stored answer has quantiles of its prediction, and coverage at every level is counted by them."""
+    stored = client.post("/recommendations", json={**NAMES, "target_tokens": 200_000}).json()
+    with storage.read() as unit:
+        kept = unit.recommendations.get(UUID(stored["id"]))
+    assert kept is not None
+    rows = dict(kept.advice.prediction.quantiles["free_at_ready_gib"])
+    assert list(rows) == sorted(rows)
+    assert list(rows.values()) == sorted(rows.values())
+    free = round((rows[0.75] + rows[0.9]) / 2, 3)
+    settling = start(
+        2,
+        id=None,
+        observed_at="2026-06-02T10:00:00Z",
+        flags={**start(2)["flags"], **stored["flags"]},
+        measurements={"pool_tokens": round(stored["prediction"]["pool_tokens"]["median"]), "free_at_ready_gib": free},
+        recommendation_id=stored["id"],
+    )
+    assert client.post("/observations", json=settling).status_code == 201
+    told = client.get("/calibration").json()["free_at_ready"]
+    assert {each["level"]: each["held"] for each in told} == {0.5: 0, 0.8: 1, 0.9: 1, 0.95: 1}
 
 
 def test_a_curve_rises_with_the_fraction(client: Client, pair_id: str) -> None:
