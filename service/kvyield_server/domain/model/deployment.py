@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from math import inf
 from uuid import UUID
 
 import numpy as np
@@ -197,7 +198,8 @@ class DeploymentFit:
         pool, kv_gib, free = (sound_estimate(part) for part in (found.pool, found.kv_gib, found.free))
         if not is_fraction:
             pool, kv_gib, free = (pool if found.pool_flag is not None else None), None, None
-        pool = pool if found.pool_flag is not None else _widened(pool, self.pool.drift_tokens)
+        cap = found.pool.ceiling if isinstance(found.pool, Mixture) else inf
+        pool = pool if found.pool_flag is not None else _widened(pool, self.pool.drift_tokens, cap)
         warnings = [*self.summary.warnings, *self.uncounted(flags), *self._capped(found, asked)]
         if pool is None:
             warnings.append(not_enough(self.summary))
@@ -295,13 +297,13 @@ def not_enough(summary: FitSummary) -> Caution:
     return Caution(code="not_enough_evidence", detail=detail)
 
 
-def _widened(pool: Estimate | None, by: float) -> Estimate | None:
-    """Return an interval that holds what the newest start's drift would make of it as well."""
+def _widened(pool: Estimate | None, by: float, cap: float) -> Estimate | None:
+    """Return an interval that holds what the newest start's drift would make of it as well, never beyond a cap."""
     if pool is None or not by:
         return pool
     low = max(0.0, min(pool.low, pool.median + by - 0.5 * (pool.high - pool.low)))
     high = max(pool.high, pool.median + by + 0.5 * (pool.high - pool.low))
-    return replace(pool, low=low, high=high)
+    return replace(pool, low=low, high=min(high, cap))
 
 
 def sound_estimate(quantity: object) -> Estimate | None:
