@@ -200,3 +200,22 @@ def test_another_process_that_is_killed_is_not_the_engine():
     one = b"May 30 22:09:00 gpu-01 kernel: Out of memory: Killed process 4100 (python3) total-vm:1kB"
     assert [start.outcome for start in read_starts([*starts[0], other])] == ["ready"]
     assert [start.outcome for start in read_starts([*starts[0], *starts[1], one])] == ["failed", "ready"]
+
+
+@pytest.mark.parametrize(
+    ("component", "phase"),
+    [("Model", "load"), ("KV cache", "pool"), ("Additional executor resources", "graph_capture")],
+)
+def test_what_tensorrt_could_not_create_tells_the_phase(component, phase):
+    """The lines below the failure name the component, the GPU's total and what was free."""
+    told = (
+        "RuntimeError: Executor creation failed due to insufficient GPU memory.",
+        "",
+        f"The following component could not be created: {component}",
+        "Total GPU memory (GiB): 95.00",
+        "Free GPU memory before component creation attempt (GiB): 16.95",
+    )
+    lines = [line for line in log_of("tensorrt-llm", "graph_capture", Ending("", told, None)) if b"31.84" not in line]
+    start = only(lines)
+    assert said(start) == ("oom_startup", phase, "gpu_memory")
+    assert figures(start) == {"free_gib": 16.95, "device_memory_gib": 95.0}

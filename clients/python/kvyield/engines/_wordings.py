@@ -165,15 +165,16 @@ WORDINGS: tuple[Wording, ...] = (
         name="status-code",
         kind="gpu_memory",
         needles=(
-            "ALLOC_FAILED|OUT_OF_MEMORY|OUT_OF_RESOURCES|OUT_OF_DEVICE_MEMORY|OutOfMemory|MemoryAllocation|memory_error"
+            "ALLOC_FAILED|OUT_OF_|OutOfMemory|MemoryAllocation|memory_error|out of device memory|RESOURCE_EXHAUSTED"
         ),
         pattern=(
             r"\b(?:CU|HIP|MIOPEN|ROC)\w{2,8}_STATUS_ALLOC_FAILED\b|\bCUDA_ERROR_OUT_OF_MEMORY\b"
             r"|\bcudaErrorMemoryAllocation\b|\bhipErrorOutOfMemory\b|\bhipErrorMemoryAllocation\b"
             r"|\bHSA_STATUS_ERROR_OUT_OF_RESOURCES\b|\brocblas_status_memory_error\b"
-            r"|\b(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)\b"
+            r"|\b(?:UR|PI|ZE)_(?:RESULT_)?ERROR_OUT_OF_(?:DEVICE_MEMORY|RESOURCES)\b|Allocation is out of device memory"
+            r"|RESOURCE_EXHAUSTED: (?:Out of memory|Attempting to (?:allocate|reserve))"
         ),
-        source="cublas_api.h, cudnn_graph.h, cuda.h, hip_runtime_api.h, hsa.h, rocblas-types.h, ur_api.h, ze_api.h",
+        source="cublas_api.h, cudnn_graph.h, cuda.h, hip_runtime_api.h, hsa.h, rocblas-types.h, ur_api.h, sycl, xla",
     ),
     _row(
         name="memory-saver-code",
@@ -194,8 +195,8 @@ WORDINGS: tuple[Wording, ...] = (
     _row(
         name="cann",
         kind="gpu_memory",
-        needles="EL0004|[DeviceMemory]|207001",
-        pattern=r"\bEL0004\b|Failed to allocate resource\[DeviceMemory\]|(?:error code is|runtime result = ) ?207001\b",
+        needles="EL0004|[DeviceMemory]|207001|Failed to apply for memory",
+        pattern=r"\bEL0004\b|resource\[DeviceMemory\]|(?:code is|result =|ret=) ?207001\b|Failed to apply for memory",
         source="CANN acl/error_codes/rt_error_codes.h; vllm-ascend issues 3141 and 2643",
         versions="CANN 8",
     ),
@@ -350,8 +351,8 @@ WORDINGS: tuple[Wording, ...] = (
     _row(
         name="ray-actor",
         kind="fatal",
-        needles="ActorDiedError|RayActorError",
-        pattern=r"\b(?:ActorDiedError|RayActorError)\b",
+        needles="ActorDiedError|RayActorError|WorkerCrashedError",
+        pattern=r"\b(?:ActorDiedError|RayActorError|WorkerCrashedError)\b",
         source="ray python/ray/exceptions.py",
         versions="ray 2",
     ),

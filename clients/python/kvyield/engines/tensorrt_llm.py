@@ -45,6 +45,10 @@ _LIMITS = re.compile(r"(?<!\w)max_seq_len=\d{1,12}\b.{0,80}?\bmax_num_tokens=\d"
 _LIMIT = re.compile(r"(?<!\w)(max_seq_len|max_num_tokens|max_batch_size|max_beam_width)=(\d{1,12})\b")
 _ADJUSTED = re.compile(r"\bAdjusted max_seq_len to (\d{1,12})\b")
 _PRINTED_WEIGHTS = re.compile(r"\bUse (\d+(?:\.\d+)?) GB for model weights\b")
+_COMPONENT = re.compile(
+    r"component could not be created: (?:.{0,20}(KV [Cc]ache)|(?:Model|Draft model)\b(?! resources))"
+)
+_CREATION = re.compile(r"\b(Total|Free) GPU memory (?:before component creation attempt )?\(GiB\): (\d+(?:\.\d+)?)")
 _GRAPHS = re.compile(r"Creating CUDA graph instances|CUDA graph warmup for batch size")
 _VERSION = re.compile(r"TensorRT-LLM version: (\d[\w.+\-]{0,60})")
 _CONFIG = re.compile(r"KvCacheConfig\(")
@@ -79,8 +83,20 @@ class TensorRtReader(StartReader):
         if any(found) or ready:
             self.note(record)
             self.progressed(record)
-        else:
+        elif not self._creation(record, text):
             self.read_problem(record, text)
+
+    def _creation(self, record: Record, text: str) -> bool:
+        """The lines below "Executor creation failed", which tell the component, the total and what was free."""
+        component, figure, cause = _COMPONENT.search(text), _CREATION.search(text), self.problems.cause
+        if cause is None or cause.outcome != "oom_startup" or not (component or figure):
+            return False
+        if component:
+            cause.phase = "pool" if component[1] else "load"
+        if figure:
+            name = "device_memory_gib" if figure[1] == "Total" else "free_gib"
+            cause.evidence.setdefault(name, Sourced(float(figure[2]), source(record)))
+        return True
 
     def _pool(self, record: Record, text: str) -> bool:
         match = _ALLOCATED.search(text)
@@ -173,6 +189,8 @@ TENSORRT_LLM = Engine(
         b"KvCacheConfig(",
         b"ready to serve",
         b"CUDA graph",
+        b"component could",
+        b"GPU memory",
     ),
     role=_role,
     reader=TensorRtReader,
