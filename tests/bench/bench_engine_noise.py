@@ -50,7 +50,7 @@ def noise_test() -> ModuleType:
 def real_lines() -> list[bytes]:
     """Every line of the real logs that the suite reads."""
     found: list[bytes] = []
-    for name in ("h200_logs.tar.xz", "public_logs.tar.gz"):
+    for name in ("h200_logs.tar.xz", "public_logs.tar.gz", "report_logs.tar.gz"):
         with tarfile.open(TESTS / "data" / name) as archive:
             files = [archive.extractfile(member) for member in archive.getmembers()]
             found += [line for file in files if file is not None for line in file.read().splitlines() if line]

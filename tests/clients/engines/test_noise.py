@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from _figures import unpacked
 from kvyield.engines import Start, read_starts
 
 LINES = 30_000
@@ -39,9 +40,10 @@ def damaged(line: bytes, dice: random.Random) -> bytes:
 
 
 def held(value: Any, line: str) -> bool:
-    """True when the number stands in the line, with or without thousands separators."""
-    numbers = [found.replace(",", "") for pattern in _NUMBERS for found in pattern.findall(line)]
-    return any(abs(float(number) - float(value)) < 1e-9 for number in numbers)
+    """True when the number stands in the line, with or without thousands separators, or as GiB of a number of MiB."""
+    numbers = [float(found.replace(",", "")) for pattern in _NUMBERS for found in pattern.findall(line)]
+    in_gib = [round(number / 1024, 4) for number in numbers] if "MiB" in line or " MB" in line else []
+    return any(abs(number - float(value)) < 1e-9 for number in (*numbers, *in_gib))
 
 
 def check_sources(start: Start, lines: list[str]) -> None:
@@ -55,7 +57,8 @@ def check_sources(start: Start, lines: list[str]) -> None:
 
 @pytest.fixture(scope="module")
 def pool(h200: list[Any], public: list[Any]) -> list[bytes]:
-    return [line for case in [*h200, *public] for line in case.log.splitlines() if line]
+    logs = [*(case.log for case in [*h200, *public]), *unpacked("report_logs.tar.gz").values()]
+    return [line for log in logs for line in log.splitlines() if line]
 
 
 def test_damaged_lines_never_crash_nor_invent(pool):

@@ -18,9 +18,9 @@ _TAGS = re.compile(
 )
 
 ARGS = re.compile(r"(?:server_args=|SERVER_ARGS )(ServerArgs\(|\{)")
-_FINAL = re.compile(r"(?<![\w.])max_total_num_tokens=(\d{1,18})\b")
+_FINAL = re.compile(r"(?<![\w.])max_total_num_tokens=(\d{1,18})\b(?!\.\d)")
 _FINAL_PART = re.compile(
-    r"(?<![\w.])(chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len)=(-?\d{1,12}|None)\b"
+    r"(?<![\w.])(chunked_prefill_size|max_prefill_tokens|max_running_requests|context_len)=(-?\d{1,12}|None)\b(?!\.\d)"
     r"|(?<![\w.])available_(?:gpu|cpu)_mem=(-?\d+(?:\.\d+)?) ?GB"
 )
 BEGINS = re.compile(
@@ -41,15 +41,17 @@ BACKEND = re.compile(r"Attention backend not (?:explicitly )?specified\. Use (\w
 QUANTIZATION = re.compile(r"type=\w{1,100}, quant=([\w\-]{1,60})\b")
 MODEL_CLASS = re.compile(r"Load weight end\. .{0,40}?type=(\w{1,100})\b")
 SLIDING_USAGE = re.compile(r"SWAKVPool mem usage: (\d+(?:\.\d+)?) GB")
-FULL = re.compile(r"(?:\bfull size: |\bfull_layer_tokens=|DS[Vv]4 pool sizes: (?:.{0,200}\b)?full=)(\d{1,18})\b")
+FULL = re.compile(
+    r"(?:\bfull size: |\bfull_layer_tokens=|DS[Vv]4 pool sizes: (?:.{0,200}\b)?full=)(\d{1,18})\b(?!\.\d)"
+)
 SLIDING = re.compile(
     r"(?:\bswa size: |\bswa_layer_tokens=|DS[Vv]4 pool sizes: (?:.{0,200}\b)?swa="
     r"|DS[Vv]4 SWA sizing: .{0,80}?swa_tokens="
-    r"|Initialize DeepSeekV4TokenToKVPool .{0,200}?\bswa_size=)(\d{1,18})\b"
+    r"|Initialize DeepSeekV4TokenToKVPool .{0,200}?\bswa_size=)(\d{1,18})\b(?!\.\d)"
 )
-_PROFILE_PART = re.compile(r"\b(available_gpu_memory|total_gpu_memory|mem_fraction_static)=(\d+(?:\.\d+)?)\b")
+_PROFILE_PART = re.compile(r"\b(available_gpu_memory|total_gpu_memory|mem_fraction_static)=(\d+(?:\.\d+)?)(?![\w.])")
 STATE_MODEL = re.compile(r"DS[Vv]4 memory calculation: ")
-_STATE_PART = re.compile(r"\b(bytes_per_full_token|available_bytes|full_token|swa_fixed)=(\d+(?:\.\d+)?)\b")
+_STATE_PART = re.compile(r"\b(bytes_per_full_token|available_bytes|full_token|swa_fixed)=(\d+(?:\.\d+)?)(?![\w.])")
 PROJECTED = re.compile(
     r"\bprojected (\d{1,18}) -> EFFECTIVE max_total_num_tokens \d{1,18} \(bound by --max-total-tokens"
 )

@@ -36,7 +36,7 @@ GRAPH_POOL = re.compile(rf"CUDA graph pool memory: {_GIB} \(actual\)")
 GRAPH_ESTIMATE = re.compile(rf"Estimated CUDA graph memory: {_GIB} total")
 EQUIVALENT = re.compile(
     r"(?:current --gpu-memory-utilization=|CUDA graph memory profiling is disabled .{0,400}?utilization from )"
-    r"(\d?\.\d+|\d)\b"
+    r"(\d?\.\d+|\d)(?![\w.])"
 )
 FREE_OF = re.compile(rf"Free memory on device (?:\w+(?::\d+)? )?\({_N}/{_N} GiB\)")
 DESIRED = re.compile(rf"[Dd]esired GPU memory utilization (?:is )?\((\d?\.\d+|\d), {_N} GiB\)")
