@@ -111,6 +111,17 @@ def test_lines_that_are_damaged_or_newer_are_named(start: Start, export: Path) -
     assert result.stdout.splitlines()[-2].split()[:2] == ["all", "4"]
 
 
+def test_what_the_server_exported_is_taken_too(start: Start, export: Path, tmp_path: Path) -> None:
+    """``kvyield-server export`` writes more than the API: its starts come over, answers are left to its own import."""
+    text = command(tmp_path / "first", "export", "--format", "ndjson").stdout
+    export.write_text('{"archive": {"recommendations": []}}\n' + text)
+    assert is_export(export)
+    with Client(start("fifth").url) as other:
+        result = run(other.url, export)
+        assert result.exit_code == 0, result.output
+        assert len(told(other)) == 4
+
+
 def test_exports_are_told_from_logs(export: Path, tmp_path: Path) -> None:
     """By their first line, packed or not; a JSON log is a log."""
     packed = tmp_path / "ledger.ndjson.gz"

@@ -38,20 +38,21 @@ class Line:
 
 
 def is_export(path: Path) -> bool:
-    """Whether a file's first line is an observation, as an export of a ledger has them."""
+    """Whether a file's first line is one that an export of a ledger has."""
     with suppress(*_PARTIAL), _opened(path) as file:
-        return _table(file.readline(LONGEST_LINE_BYTES)).keys() >= _TELLING
+        first = file.readline(LONGEST_LINE_BYTES)
+        return _is_of_answers(first) or _table(first).keys() >= _TELLING
     return False
 
 
 def read_export(path: Path) -> Iterator[Line]:
-    """The lines of an export, in constant memory. Raises `SourceError` when the file cannot be read to its end."""
+    """The starts of an export, in constant memory. Raises `SourceError` when the file cannot be read to its end."""
     try:
         with _opened(path) as file:
             number = 0
             while text := file.readline(LONGEST_LINE_BYTES):
                 number += 1
-                if text.strip():
+                if text.strip() and not _is_of_answers(text):
                     yield _line(number, text)
     except _PARTIAL as error:
         raise SourceError(f"{path} cannot be read to its end: {error}") from None
@@ -64,7 +65,7 @@ def lines_of(chunks: Iterable[bytes]) -> Iterator[Line]:
         *whole, rest = (rest + chunk).split(b"\n")
         for text in whole:
             number += 1
-            if text.strip():
+            if text.strip() and not _is_of_answers(text):
                 yield _line(number, text)
     if rest.strip():
         yield _line(number + 1, rest)
@@ -80,6 +81,11 @@ def _table(text: bytes) -> dict[str, Any]:
         value = msgspec.json.decode(text)
         return value if isinstance(value, dict) else {}
     return {}
+
+
+def _is_of_answers(text: bytes) -> bool:
+    """Whether a line holds stored recommendations alone, which `kvyield-server import` restores and no client posts."""
+    return text.startswith(b'{"archive":') and _table(text).keys() == {"archive"}
 
 
 def _line(number: int, text: bytes) -> Line:
