@@ -36,7 +36,7 @@ SPAN = re.compile(r"`([^`]+)`")
 RUN_ON_SQLITE = "runs on the embedded database of a live server"
 RUN_ON_POSTGRES = "runs with PostgreSQL's own tools against a real server"
 PARSED_BY_MAKE = "a benchmark of minutes: make itself says that the verb exists and what it would run"
-STARTED = "a soak of minutes: its program takes the same arguments with a smaller count in tests/e2e/test_soak.py"
+SOAKED = "a soak of minutes: the same program runs here with two kills"
 RUN_ELSEWHERE = "runs in tests/e2e/test_server.py and tests/docker"
 
 HOW: dict[str, str] = {
@@ -50,7 +50,7 @@ HOW: dict[str, str] = {
     "pg_dump --format=custom --file=kvyield.dump kvyield": RUN_ON_POSTGRES,
     "createdb kvyield_restored": RUN_ON_POSTGRES,
     "pg_restore --exit-on-error --dbname=kvyield_restored kvyield.dump": RUN_ON_POSTGRES,
-    "PYTHONPATH=service:tests python tests/bench/soak_kills.py 100": STARTED,
+    "PYTHONPATH=service:tests python tests/bench/soak_kills.py 100": SOAKED,
     "make bench-growth": PARSED_BY_MAKE,
     "make bench-complexity": PARSED_BY_MAKE,
     "make bench-service": PARSED_BY_MAKE,
@@ -172,6 +172,20 @@ def test_make_knows_the_verb(command: str) -> None:
         check=True,
     ).stdout
     assert command.removeprefix("make bench-") in names
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [command for command, how in HOW.items() if how is SOAKED])
+def test_the_soak_runs(command: str) -> None:
+    """The soak takes a number of kills and ends well: nothing lost, nothing doubled."""
+    setting, _, program, _ = command.split()
+    path = ":".join(str(ROOT / part) for part in setting.removeprefix("PYTHONPATH=").split(":"))
+    environ = {**os.environ, "PYTHONPATH": path}
+    done = subprocess.run(
+        [sys.executable, program, "2"], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2 kills") == 2, done.stdout  # on SQLite and on PostgreSQL
 
 
 def test_a_command_is_found_where_it_stands(tmp_path: Path) -> None:
