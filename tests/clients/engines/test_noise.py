@@ -117,3 +117,11 @@ def test_numbers_without_end_are_no_figures():
     lines.append(f"Available KV cache memory: {endless} GiB")
     for start in read_starts(lines):
         assert all(float(str(item.value)) < 1e9 for item in start.measurements.values())
+
+
+def test_a_damaged_count_is_no_count():
+    """A count of tokens with a decimal point is damage, not its whole part."""
+    (start,) = read_starts(
+        ["[2026-11-29 12:23:34] max_total_num_tokens=536.22, chunked_prefill_size=8192, context_len=4096"]
+    )
+    assert "pool_tokens" not in start.measurements
