@@ -121,7 +121,7 @@ def test_numbers_without_end_are_no_figures():
 
 def test_a_damaged_count_is_no_count():
     """A count of tokens with a decimal point is damage, not its whole part."""
-    (start,) = read_starts(
-        ["[2026-11-29 12:23:34] max_total_num_tokens=536.22, chunked_prefill_size=8192, context_len=4096"]
-    )
-    assert "pool_tokens" not in start.measurements
+    line = "[2026-11-29 12:23:34] max_total_num_tokens={}, chunked_prefill_size=8192, context_len=4096"
+    assert list(read_starts([line.format("536.22")])) == []
+    (start,) = read_starts([line.format("536")])
+    assert start.measurements["pool_tokens"].value == 536
