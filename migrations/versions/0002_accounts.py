@@ -88,14 +88,11 @@ def create_history() -> None:
 
 
 def give_tokens_several_roles() -> None:
+    """``role`` stays for replicas of the release before, which may run beside new ones during a deployment."""
     op.add_column("api_token", sa.Column("roles", sa.JSON()))
     roles = sa.table("api_token", sa.column("role", sa.String()), sa.column("roles", sa.JSON()))
     for role in ("ingest", "read", "admin"):
         op.execute(roles.update().where(roles.c.role == role).values(roles=[role]))
-    with op.batch_alter_table("api_token") as batch:
-        batch.alter_column("roles", existing_type=sa.JSON(), nullable=False)
-        batch.drop_constraint(op.f("ck_api_token_role"), type_="check")
-        batch.drop_column("role")
 
 
 def create_indexes() -> None:
@@ -124,7 +121,7 @@ def downgrade() -> None:
     change_documents("JSONB")
     op.drop_index(op.f("ix_observation_host_pool_tokens_observed_at"), "observation")
     op.drop_index(op.f("ix_observation_engine_observed_at_id"), "observation")
-    give_tokens_one_role()
+    op.drop_column("api_token", "roles")
     op.drop_table("history")
     op.drop_table("account")
     op.drop_table("alias")
@@ -132,19 +129,3 @@ def downgrade() -> None:
     op.drop_column("observation", "is_timed")
     op.drop_column("observation", "driver_memory_gib")
     op.drop_column("hardware", "driver_memory_gib")
-
-
-def give_tokens_one_role() -> None:
-    """A token keeps the least of its roles: one that may not do enough is made anew."""
-    op.add_column("api_token", sa.Column("role", sa.String()))
-    tokens = sa.table(
-        "api_token", sa.column("id", sa.Uuid()), sa.column("role", sa.String()), sa.column("roles", sa.JSON())
-    )
-    found = op.get_bind().execute(sa.select(tokens.c.id, tokens.c.roles)).all()
-    for token_id, roles in found:
-        role = next((each for each in ("ingest", "read", "admin") if each in roles), "read")
-        op.execute(tokens.update().where(tokens.c.id == token_id).values(role=role))
-    with op.batch_alter_table("api_token") as batch:
-        batch.alter_column("role", existing_type=sa.String(), nullable=False)
-        batch.create_check_constraint(op.f("ck_api_token_role"), "role IN ('ingest', 'read', 'admin')")
-        batch.drop_column("roles")

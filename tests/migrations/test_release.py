@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import JSON, Boolean, DateTime, MetaData, Table, Uuid
+from sqlalchemy import JSON, Boolean, Column, DateTime, MetaData, String, Table, Uuid
 
 from kvyield_server.domain.answers import Prefer
 from kvyield_server.domain.facts.observation import Outcome
@@ -22,6 +23,13 @@ from kvyield_server.storage.uow import UnitOfWork
 
 RELEASE = json.loads((Path(__file__).parent / "data" / "release_0_1_0.json").read_text())
 TABLES = ("hardware", "model", "pair", "api_token", "observation", "verification", "fit", "recommendation", "audit")
+TOKEN_OF_THE_RELEASE = Table(
+    "api_token",
+    MetaData(),
+    Column("id", Uuid),
+    Column("created_at", DateTime(timezone=True)),
+    *(Column(name, String) for name in ("name", "role", "token_hash")),
+)
 STARTS = {row["id"]: row for row in RELEASE["observation"]}
 
 
@@ -114,6 +122,29 @@ def test_answers_fits_tokens_and_the_audit_are_kept(upgraded: UnitOfWork) -> Non
     pairs = upgraded.pairs.names()
     assert sum(len(upgraded.fits.of_pair(pair.id)) for pair in pairs) == len(RELEASE["fit"]) > 0
     assert len(upgraded.audit.page(None, 100).items) == len(RELEASE["audit"])
+
+
+def test_replicas_of_the_release_go_on_beside_new_ones(empty_url: str) -> None:
+    """What the release before reads and writes of tokens is still there: it finds a role, and makes tokens with one."""
+    fill(empty_url)
+    migrate.upgrade(empty_url)
+    engine = engine_for(database_url(empty_url), Use.MIGRATE)
+    with engine.begin() as connection:
+        old = connection.exec_driver_sql("SELECT token_hash, role FROM api_token").all()
+        made = {
+            "id": UUID(int=7),
+            "name": "old",
+            "role": "read",
+            "token_hash": "h" * 64,
+            "created_at": datetime.now(UTC),
+        }
+        connection.execute(TOKEN_OF_THE_RELEASE.insert().values(made))
+    engine.dispose()
+    assert {row.token_hash: row.role for row in old} == {row["token_hash"]: row["role"] for row in RELEASE["api_token"]}
+    with closing(open_storage(empty_url)) as storage, storage.read() as uow:
+        token = uow.tokens.by_hash("h" * 64)
+    assert token is not None
+    assert token.roles == {Role.READ}
 
 
 def test_going_back_keeps_the_rows(empty_url: str) -> None:

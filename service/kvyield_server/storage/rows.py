@@ -256,11 +256,14 @@ def recommendation_from_row(row: Row) -> StoredRecommendation:
 
 
 def token_to_row(token: ApiToken) -> dict[str, Any]:
-    return {**_fields(token), "roles": sorted(token.roles)}
+    least = next(role for role in Role if role in token.roles)
+    return {**_fields(token), "role": least.value, "roles": sorted(token.roles)}
 
 
 def token_from_row(row: Row) -> ApiToken:
-    return ApiToken(**{**row, "roles": frozenset(map(Role, row["roles"]))})
+    values = dict(row)
+    role = values.pop("role")
+    return ApiToken(**{**values, "roles": frozenset(map(Role, row["roles"] or [role]))})
 
 
 def audit_to_row(entry: AuditEntry) -> dict[str, Any]:

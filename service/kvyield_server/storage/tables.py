@@ -113,13 +113,15 @@ api_token = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("name", String, nullable=False),
-    Column("roles", Document, nullable=False),
+    Column("role", String, nullable=False),  # the least of them, for replicas of release 0.1
+    Column("roles", Document),
     Column("token_hash", String, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime),
     Column("revoked_at", UtcDateTime),
     Column("last_used_at", UtcDateTime),
     UniqueConstraint("token_hash"),
+    CheckConstraint("role IN ('ingest', 'read', 'admin')", name="role"),
 )
 
 observation = Table(
