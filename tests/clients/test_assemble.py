@@ -211,7 +211,8 @@ def test_secrets_do_not_leave_the_host() -> None:
 @pytest.mark.parametrize(
     ("name", "is_secret"),
     [("api_key", True), ("adminApiKey", True), ("HF_TOKEN", True), ("ssl_keyfile_password", True), ("auth", True),
-     ("max_total_tokens", False), ("tokenizer_path", False), ("eos_token", False), ("num_draft_tokens", False),
+     ("full_token", False), ("swa_token", False),
+     ("max_total_tokens", False), ("tokenizer_path", False), ("eos_token", False),  ("num_draft_tokens", False),
      ("tokenizer_mode", False), ("token", True), ("mem_fraction_static", False), ("keep_alive", False)],
 )  # fmt: skip
 def test_secret_names_are_told_from_counts_of_tokens(name: str, is_secret: bool) -> None:
