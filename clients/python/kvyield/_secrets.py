@@ -20,8 +20,8 @@ _OWNER_WORDS = """
     github gitlab hf hub huggingface id login oauth refresh security session
 """
 _PROSE_WORDS = """
-    audio bos cls draft eos full image mask max media min new next num pad page per prompt sep special start stop swa think
-    total unk video vision
+    audio bos cls draft eos full image mask max media min new next num pad page per prompt sep special start stop swa
+    think total unk video vision
 """
 _ALONE = frozenset(_ALONE_WORDS.split())
 _KEY_OWNERS = frozenset(_KEY_OWNER_WORDS.split())
