@@ -178,7 +178,7 @@ class GivenModel:
             if check.free_before_gib is not None and check.lowest_free_gib is not None
         ]
         if taken:
-            return GivenNeed(max(taken), 0.05, is_measured=True)
+            return GivenNeed(max(*taken, 1e-3), 0.05, is_measured=True)  # lognormal, so never quite nothing
         if self.need_grows_from is not None:
             return GivenNeed(self.need_gib * max(1.0, prompt_tokens / self.need_grows_from), self.need_sd)
         chunk = positive(flags, NAMES[self.engine.name].chunk) or 8192
