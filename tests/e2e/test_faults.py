@@ -20,7 +20,6 @@ from e2e.running import Server, command
 from kvyield_server.api import observations
 from kvyield_server.app import create_app
 from kvyield_server.settings import Settings
-from kvyield_server.storage import values
 
 KILLS = 4
 
@@ -197,13 +196,13 @@ def test_a_full_disk(tmp_path: Path, disk: Disk) -> None:
 
 def test_a_clock_that_is_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the clock jumps back a day, posts without a time go on, ids stay apart, and nothing stored moves."""
-    now, later = observations.utc_now(), values.time.time_ns()
+    now, later = observations.utc_now(), time.time_ns()
     day = 86_400
     with TestClient(create_app(Settings(database=f"sqlite:///{tmp_path / 'kvyield.db'}"))) as client:
         bodies = [start(id=None, observed_at=None, host=f"gpu-{number}") for number in range(20)]
         first = [client.post("/observations", json=body).json() for body in bodies[:10]]
         monkeypatch.setattr(observations, "utc_now", lambda: now.replace(year=now.year - 1))
-        monkeypatch.setattr(values.time, "time_ns", lambda: later - day * 10**9)
+        monkeypatch.setattr(time, "time_ns", lambda: later - day * 10**9)
         second = [client.post("/observations", json=body).json() for body in bodies[10:]]
         items = client.get("/observations").json()["items"]
     assert len({item["id"] for item in first + second}) == 20
