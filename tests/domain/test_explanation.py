@@ -8,8 +8,9 @@ import pytest
 
 from domain.real_starts import KIMI, PRO_6000, observe, worked_case
 from kvyield_server.domain.advice.recommend import recommend
+from kvyield_server.domain.advice.words import listed
 from kvyield_server.domain.answers import Advice, Question, Status
-from kvyield_server.domain.facts.observation import Engine, EngineName, Observation, Verification
+from kvyield_server.domain.facts.observation import Engine, EngineName, Observation, Scalar, Verification
 from kvyield_server.domain.model.fit import PairEvidence, cold_fit, fit_pair
 
 QUESTION = Question(target_tokens=200_000)
@@ -102,3 +103,36 @@ def test_many_starts_are_counted_not_listed() -> None:
     """Beyond a handful, starts are a number: a list of forty fractions tells a reader nothing."""
     explanation = advised(*(on_line(position, 0.85 + 0.002 * position) for position in range(40))).explanation
     assert "40 starts are on it;" in explanation or "40 starts are on it." in explanation
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"mem_fraction_static": 0.9, "context_length": 8192}, "with --mem-fraction-static 0.9 --context-length 8192"),
+        ({"max_total_tokens": None}, "without --max-total-tokens"),
+        (
+            {"disable_radix_cache": False, "max_total_tokens": None},
+            "without --disable-radix-cache and --max-total-tokens",
+        ),
+        ({"max_total_tokens": None, "tp_size": 2}, "with --tp-size 2 and without --max-total-tokens"),
+        ({}, ""),
+    ],
+)
+def test_a_restart_is_said_with_what_is_set_and_without_what_is_taken_out(flags: dict[str, Scalar], said: str) -> None:
+    assert listed(flags, EngineName.SGLANG) == said
+
+
+def test_the_headline_of_a_cap_taken_out_is_grammatical() -> None:
+    """The line holds the target where a start was capped: the cap goes, and nothing else changes."""
+    line = [on_line(position, fraction) for position, fraction in enumerate((0.90, 0.92, 0.94))]
+    capped = replace(
+        on_line(3, 0.94), flags={**line[0].flags, "mem_fraction_static": 0.94, "max_total_tokens": 100_000}
+    )
+    capped = replace(capped, measurements=replace(capped.measurements, pool_tokens=100_000))
+    question = Question(target_tokens=150_000)
+    advice = advised(*line, capped, question=question)
+    assert advice.headline is not None
+    changed = {change.flag: change.to_value for change in advice.changes}
+    assert changed["max_total_tokens"] is None
+    assert advice.headline.text.startswith(f"Restart {listed(changed, EngineName.SGLANG)}: about ")
+    assert "with without" not in advice.headline.text

@@ -256,11 +256,16 @@ def chunk_starts() -> list[Observation]:
 
 
 def test_a_smaller_chunk_is_offered_and_kept_once_verified() -> None:
+    """The pool is known where it ran and the death forbids such a prompt there: that is said, the chunk offered."""
     before = advise(chunk_starts()[:2], 102_644)
-    assert before.status is not Status.OK
-    offered = {lever.flags.get("chunked_prefill_size") for lever in before.alternatives}
-    offered.add(before.flags.get("chunked_prefill_size"))
-    assert any(isinstance(size, int) and size < 8192 for size in offered)
+    assert (before.status, before.binding_constraint) == (Status.INFEASIBLE, "out_of_memory")
+    assert before.prediction.pool_tokens is not None
+    assert before.prediction.pool_tokens.median == 244_288
+    assert before.alternatives[0].flags == {"mem_fraction_static": 0.92, "chunked_prefill_size": 2048}
+    shorter = advise(chunk_starts()[:2], 86_444)
+    assert is_kept(shorter, 0.92), (shorter.status, shorter.explanation)
+    held = advise(chunk_starts()[:2], 102_644, flags={"chunked_prefill_size": 2048})
+    assert held.binding_constraint != "out_of_memory"
     after = advise(chunk_starts(), 102_644)
     assert is_kept(after, 0.92), (after.status, after.flags, after.explanation)
     assert after.status is Status.OK

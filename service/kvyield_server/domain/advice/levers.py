@@ -119,6 +119,7 @@ def lighter_use_of(case: Case, start: Observation) -> tuple[Lever, ...]:
         if set(candidate.flags) <= {names.chunk, names.requests, names.graph_batch}:
             kept = {case.fraction_flag: flags.get(case.fraction_flag), **candidate.flags}
             found.append(Lever(flags=kept, gain_tokens=0, gain_gib=None, joint=None, cost=candidate.cost))
+    found.sort(key=lambda lever: names.chunk not in lever.flags)  # a prompt's peak scales with its chunk above all
     return tuple(found)
 
 

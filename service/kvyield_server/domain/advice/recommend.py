@@ -75,6 +75,7 @@ def recommend(model: YieldModel, question: Question) -> Advice:
             kept_runs = holder is kept and _is_running(model, holder)  # another version's flags are for a restart
             return _answer(case, _Decision(choice=holder, is_kept=kept_runs, is_doubtful=True, first=first))
         limited = None if choice is not None or case.runs is None else as_it_runs(case, case.runs)
+        limited = None if limited is None else _bound_by_its_death(case, limited)
         if limited is not None and limited.binding is not None:
             return _answer(case, _Decision(choice=limited, first=first))
         if choice is None or contradiction is not None:
@@ -166,6 +167,15 @@ def _held_by(case: Case, start: Observation) -> Choice | None:
     return choice if measured is not None and measured >= needed and choice.holds == 1.0 else None
 
 
+def _bound_by_its_death(case: Case, choice: Choice) -> Choice:
+    """Return what runs, bound by a death that counts at its own flags where its measured pool holds the target."""
+    runs = case.runs
+    is_asked = runs is not None and all(runs.flags.get(key, ...) == value for key, value in case.held.items())
+    if choice.binding is not None or not is_asked or choice.option.is_allowed[0] or choice.holds < 1.0:
+        return choice
+    return replace(choice, binding="out_of_memory")
+
+
 def _sign_of_a_wrong_model(case: Case, choice: Choice | None) -> str | None:
     """Return why an answer shows that the line is not that of a real GPU, None where it may be."""
     if choice is None or case.names.scales_free_memory or case.model.weights_are_stated:
@@ -219,7 +229,7 @@ def _answer(case: Case, decision: _Decision) -> Advice:
         restarts=None if infeasible else restart_plan(choice.joint, model.starts, is_needed=not decision.is_kept),
         verification_seconds=verification_seconds(case.question, model.starts),
         basis=model.summary.basis,
-        alternatives=() if decision.is_kept and status is Status.OK else levers(case, choice),
+        alternatives=() if decision.is_kept and status is Status.OK else _alternatives(case, choice),
         warnings=cautions(case, choice, changes, is_kept=decision.is_kept),
         explanation="",
         binding_constraint=choice.binding,
@@ -295,6 +305,11 @@ def _window(case: Case, decision: _Decision) -> Window | None:
     else:
         window = choice.window
     return None if window is None else Window(lowest=window[0], highest=window[1])
+
+
+def _alternatives(case: Case, choice: Choice) -> tuple[Lever, ...]:
+    """Return the levers; where a death binds and no line evaluates any, the lighter flags at its own pool."""
+    return levers(case, choice) or (_lighter(case) if choice.binding == "out_of_memory" else ())
 
 
 def _lighter(case: Case) -> tuple[Lever, ...]:

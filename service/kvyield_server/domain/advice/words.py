@@ -33,12 +33,16 @@ def stated(probability: float, digits: int = 2) -> str:
 
 
 def listed(flags: Flags, engine: EngineName) -> str:
-    """Return flags as a person reads them, with those to take out at the end."""
-    removed = " ".join(
-        word for key, value in flags.items() if value is None for word in flag_words(engine, {key: True})
-    )
-    parts = [command_line(engine, flags), f"without {removed}" if removed else ""]
-    return ", ".join(part for part in parts if part)
+    """Return how to restart with these flags: with those that are set, without those that are taken out or off."""
+    removed = [
+        word
+        for key, value in flags.items()
+        if value is None or value is False
+        for word in flag_words(engine, {key: True})
+    ]
+    given = command_line(engine, flags)
+    parts = [f"with {given}" if given else "", f"without {' and '.join(removed)}" if removed else ""]
+    return " and ".join(part for part in parts if part)
 
 
 def reason(case: Case, choice: Choice, key: str, pool_tokens: float) -> str:
@@ -311,7 +315,7 @@ def _line(case: Case, choice: Choice | None, answer: Advice, code: HeadlineCode)
         return f"Keep what runs ({case.fraction_flag} {choice.fraction:g}): {pool_words}.{risk}"
     changed = {change.flag: answer.flags.get(change.flag) for change in answer.changes}
     again = "Restart" if case.anchor is not None else "Start"
-    what = f"{again} with {listed(changed, case.engine) if changed else 'the same flags'}"
+    what = f"{again} {listed(changed, case.engine) or 'with the same flags'}"
     pool_words = f"about {tokens:,.0f} tokens of pool for the {needed:,} needed"
     risk = f" At risk: {_risk(case, choice)}." if code is HeadlineCode.AT_RISK else ""
     return f"{what}: {pool_words}.{risk}"
