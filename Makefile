@@ -1,6 +1,7 @@
 # Every verb of the project; CI runs the same ones. Needs Python 3.11 or newer and a reachable package index.
 PYTHON ?= python3
 VENV   ?= .venv
+WORKERS ?= 2
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
 
@@ -21,8 +22,8 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml constraints.txt
 demo: $(STAMP) ## the main job on an embedded database: read real logs, post the starts, print the advice
 	@$(BIN)/python docs/examples/demo.py
 
-test: $(STAMP) ## the whole suite: SQLite, a real PostgreSQL, real HTTP
-	$(BIN)/python -m pytest -m "not long"
+test: $(STAMP) ## the whole suite: SQLite, a real PostgreSQL, real HTTP; WORKERS processes share it
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not long"
 
 test-long: $(STAMP) ## the full counts of random sequences and requests, which make test runs briefly
 	$(BIN)/python -m pytest -m long
