@@ -173,6 +173,19 @@ def choose(option: Option) -> Choice:
     return _choice(option, index, binding=refused or _binding(option, able, index))
 
 
+def surest(choice: Choice, slack: float) -> Choice:
+    """Return the choice at the fraction nearest to what runs among those that meet the confidence and are, within
+    ``slack``, the likeliest; itself where none meets it."""
+    option, confidence = choice.option, choice.option.case.question.confidence
+    if not choice.is_met or option.survives is None or option.fractions.size == 1:
+        return choice
+    meets = option.is_allowed & (option.holds >= confidence) & (option.survives >= confidence)
+    joint = np.where(meets, option.joint, -1.0)
+    found = np.flatnonzero(meets & (joint >= joint.max() - slack))
+    index = int(found[np.argmin(np.abs(option.fractions[found] - anchor_fraction(option.case)))])
+    return _choice(option, index, is_met=True, window=_run_around(option, meets, index))
+
+
 def _has_measured_memory(case: Case) -> bool:
     """Tell whether free memory at ready was measured at any start, by its engine or before a prompt."""
     return any(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvyield_server.domain.advice.grid import COARSE, FRACTIONS, Choice, solve
+from kvyield_server.domain.advice.grid import COARSE, FRACTIONS, Choice, solve, surest
 from kvyield_server.domain.advice.option import Option, evaluate
 from kvyield_server.domain.advice.question import (
     Case,
@@ -92,7 +92,8 @@ def _solved(case: Case, choice: Choice, candidate: _Candidate) -> Choice | None:
         return solve(changed.holding({flag: fixed}), flags)
     middle = min(max(round(1000.0 * choice.fraction), 0), 999)
     near = FRACTIONS[max(0, middle - _AROUND) : middle + _AROUND]
-    return solve(changed, flags, np.union1d(COARSE, near))
+    found = solve(changed, flags, np.union1d(COARSE, near))
+    return None if found is None else surest(found, _LEAST_GAIN)
 
 
 def _lever(choice: Choice, candidate: _Candidate, best: Choice) -> Lever:

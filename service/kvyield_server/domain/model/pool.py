@@ -17,7 +17,14 @@ import numpy as np
 from kvyield_server.domain.answers import Estimate
 from kvyield_server.domain.engines.fraction_share import fraction_share, is_amd
 from kvyield_server.domain.engines.registry import NAMES
-from kvyield_server.domain.engines.token_cost import QUANT_POLICIES, TokenCost, speculation, token_cost
+from kvyield_server.domain.engines.token_cost import (
+    QUANT_POLICIES,
+    UNKNOWN_DRAFT_FACTOR,
+    UNKNOWN_DRAFT_SD,
+    TokenCost,
+    speculation,
+    token_cost,
+)
 from kvyield_server.domain.facts.deployment import (
     Key,
     agrees,
@@ -45,6 +52,7 @@ UNIFORM_SD = 1.0 / sqrt(12.0)
 SPAN = 0.0195
 """Points this far apart pin the slope: a hundredth of it is what equal starts scatter by."""
 STEEPEST = 1.2
+LARGEST_POOL_GIB = 1e5
 UNSOUND = 0.05
 
 SHIFT_SD_GIB = {
@@ -345,6 +353,8 @@ class PoolLine:
         s, before = self.setting, self._cost
         after = token_cost(s.model.facts, s.engine, flags, s.hardware.gpu_count)
         if before is None or after is None:
+            if changed <= {"speculation", "draft"}:
+                return _draft_ratio(s.flags, flags, self.running)
             return _dtype_ratio(s.flags, flags) if changed <= {"kv_dtype"} else (1.0, 0.5)
         if changed <= {"kv_dtype", "tp"}:
             doubt = 0.0 if read_shape(s.model.facts).latent_width is None else LATENT_RATIO_SD
@@ -464,6 +474,19 @@ class PoolLine:
         low, _, _ = self.slope.quantiles(0, (0.05, 0.5, 0.95))
         doubt = 2.0 * known.sd if keeps_states(self.setting.model) else 0.0
         return low * exp(known.mean) / GIB / card.gib / (1.0 + doubt)
+
+
+def _draft_ratio(before: Flags, after: Flags, running: Observation | None) -> tuple[float, float]:
+    """Without a config, a draft's layers cost what their own pool took beside the target's, else the usual 6 %."""
+    had, has = bool(speculation(before)), bool(speculation(after))
+    if had == has:
+        return 1.0, UNKNOWN_DRAFT_SD
+    factor = UNKNOWN_DRAFT_FACTOR
+    if had and running is not None:
+        target, draft = running.measurements.kv_cache_gib, running.measurements.draft_kv_cache_gib
+        if target is not None and draft is not None and 0.0 <= draft < target < LARGEST_POOL_GIB:
+            factor = 1.0 + draft / target
+    return (factor if had else 1.0 / factor), UNKNOWN_DRAFT_SD
 
 
 def _dtype_ratio(before: Flags, after: Flags) -> tuple[float, float]:
