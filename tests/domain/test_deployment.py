@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -187,3 +188,42 @@ def test_the_running_start_is_the_newest_that_served() -> None:
     first, second, _ = worked_case()
     (fit,) = fit_pair(PairEvidence((first, second))).deployments
     assert fit.runs == second
+
+
+VLLM = Engine(name=EngineName.VLLM, version="0.21.0")
+DRAFT = "incoai/Qwen3-235B-A22B-Instruct-2507-DFlash-b16"
+
+
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (f'{{"method":"dflash","model":"{DRAFT}","num_speculative_tokens":15}}', f"DFLASH {DRAFT[7:].lower()}"),
+        (f"{{'model': '/models/{DRAFT}/', 'method': 'dflash'}}", f"DFLASH {DRAFT[7:].lower()}"),
+        (f"SpeculativeConfig(method='eagle3', model='{DRAFT}', num_spec_tokens=3)", f"EAGLE3 {DRAFT[7:].lower()}"),
+        ('{"num_speculative_tokens": 2, "method": "mtp"}', "MTP"),
+        ('{"method":"DFLASH","model":"INCOAI/QWEN3', "DFLASH"),
+        ('{"model": "a/draft"}', "draft"),
+        ('{"num_speculative_tokens": 5}', "speculative decoding"),
+        ("{" * 5000, "speculative decoding"),
+        ("NEXTN", "NEXTN"),
+    ],
+)
+def test_a_name_never_shows_cut_json(config: str, name: str) -> None:
+    """A speculative configuration is named by its method and its draft's last path part, whatever form it has."""
+    key = deployment_key(KIMI, VLLM, {"speculative_config": config}, 1)
+    assert deployment_label(key) == f"vLLM 0.21.0, {name}"
+
+
+def test_the_key_holds_the_whole_configuration() -> None:
+    """The order of JSON keys and blanks make no other deployment; a difference at the very end does."""
+    first = {"method": "dflash", "model": DRAFT, "quantization": None, "num_speculative_tokens": 15}
+    texts = [
+        json.dumps(first),
+        json.dumps(dict(reversed(first.items())), separators=(",", ":")),
+        str(first),
+        json.dumps({**first, "num_speculative_tokens": 7}),
+    ]
+    one, reordered, python, other = (deployment_key(KIMI, VLLM, {"speculative_config": text}, 1) for text in texts)
+    assert one == reordered == python
+    assert one != other
+    assert json.loads(one["speculation"])["model"] == DRAFT.lower()

@@ -61,6 +61,20 @@ def test_docker_ends_with_the_flags(advice: Advice) -> None:
     assert shlex.split(command)[-6:] == FLAG_WORDS
 
 
+PATH = "/models/kimi/snapshots/a1b2c3"
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "args"])
+@pytest.mark.parametrize("flag", ["model_path", "model"])
+def test_the_model_is_named_as_it_was_when_it_ran(form: str, flag: str) -> None:
+    """Where a start's path of the model is known, that path is printed, not the pair's name of the model."""
+    model = worked()
+    ran = replace(model.starts[-1], flags={**model.starts[-1].flags, flag: PATH})
+    text = render(recommend(worked(ran), Question(target_tokens=200_000)), form)
+    assert re.search(rf"--model-path\W+{PATH}", text)
+    assert "moonshotai/Kimi-K2.6" not in text
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_nothing_to_restart_with_renders_as_comments(advice: Advice, form: str) -> None:
     """Infeasible advice never renders flags, whatever the form."""

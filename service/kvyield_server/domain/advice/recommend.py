@@ -38,6 +38,7 @@ from kvyield_server.domain.answers import (
 )
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import Observation, Scalar
+from kvyield_server.domain.facts.scalars import first_given
 from kvyield_server.domain.model.interface import YieldModel
 
 SMALLEST_FRACTION = 0.05
@@ -233,11 +234,17 @@ def _answer(case: Case, decision: _Decision) -> Advice:
         warnings=cautions(case, choice, changes, is_kept=decision.is_kept),
         explanation="",
         binding_constraint=choice.binding,
-        model_name=model.model.name,
+        model_name=_model_that_ran(case),
     )
     told = words.explanation(case, choice, answer, is_kept=decision.is_kept, first=decision.first)
     headline = words.headline(case, choice, answer, is_kept=decision.is_kept, first=decision.first)
     return replace(answer, explanation=told, headline=headline)
+
+
+def _model_that_ran(case: Case) -> str:
+    """Return the model as the command line named it, a path perhaps, else the pair's name for it."""
+    told = first_given({**case.base, **case.held}, "model_path", "model")
+    return told if isinstance(told, str) and told.strip() else case.model.model.name
 
 
 def _stated(case: Case, choice: Choice, changes: tuple[Change, ...]) -> dict[str, Scalar]:
@@ -342,6 +349,6 @@ def _not_enough(case: Case, contradiction: str | None) -> Advice:
         warnings=(Caution(code="not_enough_evidence", detail=lack), *versions(case), *case.model.summary.warnings),
         explanation=lack,
         binding_constraint="evidence",
-        model_name=case.model.model.name,
+        model_name=_model_that_ran(case),
     )
     return replace(answer, headline=words.headline(case, None, answer, is_kept=False))

@@ -5,6 +5,9 @@ Hardware and model name are the pair's; model facts and the card's memory are ne
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -45,6 +48,10 @@ _SHARED_FIELDS: dict[str, tuple[str, ...]] = {
     "host_profile": ("host_profile",),
 }
 AUTO = "auto"
+_WORD = re.compile(r"[\w.+-]{1,40}")
+_METHOD_OR_MODEL = re.compile(
+    r"""(?<!\w)(?P<name>method|model)['"]?\s*[:=]\s*(?P<quote>['"])(?P<value>[^'"{}]+)(?P=quote)"""
+)
 _ONE_WHEN_OFF = frozenset({"tp", "pp", "dp", "dcp"})
 _SAYS_NOTHING: dict[str, tuple[Scalar, ...]] = {
     "page": (None,),
@@ -195,7 +202,19 @@ def _canonical(field: str, value: Scalar) -> dict[str, str]:
         return {field: dtype_word(value)}
     if not is_on(value):
         return {field: "off"}
-    return {field: _number_text(value) or ("on" if value is True else str(value).strip().lower())}
+    return {field: _number_text(value) or ("on" if value is True else _canonical_text(str(value)))}
+
+
+def _canonical_text(text: str) -> str:
+    """Return text in lower case; a JSON object, or the same as Python prints it, as JSON with its keys in order."""
+    text = text.strip()
+    for read in (json.loads, ast.literal_eval) if text.startswith("{") else ():
+        try:
+            table = read(text)
+            return json.dumps(table, sort_keys=True, ensure_ascii=False, default=str).lower()
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            continue
+    return text.lower()
 
 
 def _number_text(value: Scalar) -> str | None:
@@ -240,8 +259,15 @@ def _plain(value: str | None) -> str | None:
     return None if value in (None, "off", "auto") else str(value)
 
 
-def _upper(value: str | None) -> str | None:
-    return None if value in (None, "off") else str(value).upper()[:40]
+def _speculation(value: str | None) -> str | None:
+    """Return the algorithm, of a configuration its method and the last part of its draft's path: never cut text."""
+    if value is None or value == "off":
+        return None
+    if _WORD.fullmatch(value):
+        return value.upper()
+    told = {found["name"]: found["value"] for found in _METHOD_OR_MODEL.finditer(value)}
+    method, model = told.get("method", "").upper(), told.get("model", "").rstrip("/").rpartition("/")[2]
+    return " ".join(filter(None, (method, model))) or "speculative decoding"
 
 
 _DESCRIPTIONS: Sequence[tuple[str, Callable[[str | None], str | None]]] = (
@@ -252,7 +278,7 @@ _DESCRIPTIONS: Sequence[tuple[str, Callable[[str | None], str | None]]] = (
     ("dp_attention", lambda value: "DP attention" if value == "on" else None),
     ("quantization", _plain),
     ("kv_dtype", lambda value: None if value in (None, "auto") else f"{value} KV"),
-    ("speculation", _upper),
+    ("speculation", _speculation),
     ("attention", _plain),
     ("page", _sized("page")),
     ("role", _plain),
