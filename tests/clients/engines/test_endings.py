@@ -7,11 +7,14 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from _endings import FATAL, GPU_MEMORY, HOST_MEMORY, KILLED, LIKELY_ENDINGS, NOTHING, STARTS, WRAPPINGS, Ending, log_of
 from kvyield.engines import Start, _segment, read_starts
 from kvyield.engines._failures import wording_of
-from kvyield.engines._lines import CHUNK_BYTES
+from kvyield.engines._lines import CHUNK_BYTES, Scanner
+from kvyield.engines._segment import END_HOOKS
 from kvyield.engines._wordings import WORDINGS
 
 DECODING = (
@@ -219,3 +222,18 @@ def test_what_tensorrt_could_not_create_tells_the_phase(component, phase):
     start = only(lines)
     assert said(start) == ("oom_startup", phase, "gpu_memory")
     assert figures(start) == {"free_gib": 16.95, "device_memory_gib": 95.0}
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(END_HOOKS), st.booleans()), max_size=20),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=60, deadline=None)
+def test_sifted_lines_are_those_that_hold_a_word_of_an_end(planted, seed):
+    """Lines that repeat but for their digits are searched for fewer words, and the same lines are found."""
+    lines = [b"%s %d" % (DECODING.encode(), seed + number) for number in range(400)]
+    for place, hook, is_split in planted:
+        lines[place % len(lines)] += b" " + (hook[:2] + b"7" + hook[2:] if is_split else hook)
+    scanner = Scanner(lambda: END_HOOKS)
+    found = [line.number for line in scanner.scan(b"".join(line + b"\n" for line in lines))]
+    assert found == [number for number, line in enumerate(lines, 1) if any(hook in line for hook in END_HOOKS)]
