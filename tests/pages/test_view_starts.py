@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from uuid import UUID
 
 import pytest
 
-from kvyield_server.domain.facts.observation import Failure, Measurements, Outcome, Phase, Verification
+from kvyield_server.domain.facts.observation import Cause, Failure, Measurements, Outcome, Phase, Verification
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.observation import memory_steps, observation_view
 from kvyield_server.pages.views.pairs import alerts_of, labels_of, memory_text, pair_row
@@ -129,6 +129,25 @@ def test_a_failure_is_told_as_far_as_it_is_known() -> None:
     failure = Failure(phase=Phase.POOL, minimum_fraction=0.77)
     view = observation_view(kept(observation(outcome=Outcome.REFUSED, failure=failure)), [])
     assert view.failure == (("Phase", "pool"), ("Smallest fraction, as the engine said", "0.77"))
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Measurements)])
+def test_every_measurement_has_words_and_a_unit(name: str) -> None:
+    """Whatever a log told is shown on the start's page and in a comparison, with its unit."""
+    one = kept(observation(measurements=Measurements(pool_tokens=100_000)))
+    other = kept(observation(2, measurements=replace(Measurements(pool_tokens=100_000), **{name: 5})))
+    shown = dict(observation_view(other, []).measurements)
+    assert all(text.endswith((" GiB", " tokens", " s")) for text in shown.values())
+    assert compare(one, other)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Failure) if field.name != "phase"])
+def test_every_fact_of_a_failure_is_shown(name: str) -> None:
+    """Cause, figures and words of a failure are all on the start's page."""
+    given = {"cause": Cause.HOST_MEMORY, "message": "out of memory"}
+    failure = replace(Failure(phase=Phase.SERVING), **{name: given.get(name, 5)})
+    view = observation_view(kept(observation(outcome=Outcome.OOM_RUNTIME, failure=failure)), [])
+    assert len(view.failure) == 2
 
 
 def test_a_pair_shouts_only_what_someone_should_look_at() -> None:

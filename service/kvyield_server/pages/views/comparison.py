@@ -30,7 +30,15 @@ MEASUREMENT_WORDS = {
     "graph_gib": "Graphs",
     "device_memory_gib": "Device memory",
     "startup_seconds": "Start-up time",
+    "uncapped_pool_tokens": "Pool before the cap",
+    "swa_pool_tokens": "Sliding-window pool",
+    "longest_prompt_tokens": "Longest prompt that the engine takes",
+    "draft_weights_gib": "Draft weights",
+    "fitted_max_model_len": "Context length fitted by the engine",
 }
+
+COUNTED = ("_tokens", "_len")
+"""How the names of measurements end that are counts of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +75,7 @@ def compare(first: ObservationOut, second: ObservationOut) -> Comparison:
 
 def measurement_text(name: str, value: float | None) -> str:
     """Return a measurement with its unit."""
-    if name == "pool_tokens":
+    if name.endswith(COUNTED):
         return UNKNOWN if value is None else f"{tokens(value)} tokens"
     if name == "startup_seconds":
         return UNKNOWN if value is None else f"{figure(value, 1)} s"
@@ -133,8 +141,8 @@ def _change(one: Scalar, two: Scalar) -> str:
 
 
 def _with_unit(name: str, change: str) -> str:
-    units = {"pool_tokens": "tokens", "startup_seconds": "s"}
-    return f"{change} {units.get(name, 'GiB')}" if change else ""
+    unit = "tokens" if name.endswith(COUNTED) else "s" if name.endswith("_seconds") else "GiB"
+    return f"{change} {unit}" if change else ""
 
 
 def _is_number(value: Scalar) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -115,14 +115,26 @@ def _failure(start: ObservationOut) -> tuple[tuple[str, str], ...]:
         return ()
     rows = (
         ("Phase", label_word(failure.phase.value)),
-        ("Smallest fraction, as the engine said", flag_value(failure.minimum_fraction)),
-        ("Longest prompt in flight", f"{tokens(failure.prompt_tokens)} tokens"),
-        ("KV cache that it had", gib(failure.available_kv_cache_gib)),
-        ("In its own words", failure.message or ""),
+        ("Cause", None if failure.cause is None else label_word(failure.cause.value)),
+        ("Smallest fraction, as the engine said", _shown(flag_value, failure.minimum_fraction)),
+        ("Longest prompt in flight", _shown(_in_tokens, failure.prompt_tokens)),
+        ("KV cache that it had", _shown(gib, failure.available_kv_cache_gib)),
+        ("KV cache that it needed", _shown(gib, failure.needed_gib)),
+        ("Longest context that would have fitted", _shown(_in_tokens, failure.longest_tokens)),
+        ("Allocation that failed", _shown(gib, failure.wanted_gib)),
+        ("Free then", _shown(gib, failure.free_gib)),
+        ("Rank", _shown(str, failure.rank)),
+        ("In its own words", failure.message),
     )
-    known = (True, *(value is not None for value in (failure.minimum_fraction, failure.prompt_tokens)))
-    is_known = (*known, failure.available_kv_cache_gib is not None, bool(failure.message))
-    return tuple(row for row, known in zip(rows, is_known, strict=True) if known)
+    return tuple((name, text) for name, text in rows if text)
+
+
+def _shown(to_text: Callable[[Any], str], value: object) -> str | None:
+    return None if value is None else to_text(value)
+
+
+def _in_tokens(count: int) -> str:
+    return f"{tokens(count)} tokens"
 
 
 def _verification(item: Verification, measured: Measurements) -> VerificationRow:
