@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -31,6 +32,16 @@ def ladder(model: str, engine: str = "sglang") -> list[Observation]:
         if name.rstrip("0123456789.") in plain and start.model.name == model and start.engine.name == engine:
             chosen.setdefault(start.fraction or 0.0, start)
     return [chosen[fraction] for fraction in sorted(chosen)]
+
+
+def in_full(model: str, engine: str) -> list[Observation]:
+    """Return all starts of a model with what they leave out stated as off, as a log's full line of arguments does.
+
+    The record keeps given flags alone; one that is missing would be taken as whatever the newest start has.
+    """
+    same = [start for start in measured_starts().values() if start.model.name == model and start.engine.name == engine]
+    off = {**dict.fromkeys(name for start in same for name in start.flags), "kv_cache_dtype": "auto"}
+    return [replace(start, flags={**off, **start.flags}) for start in same]
 
 
 def _rows() -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from bench.accuracy.errors import fit_of
 from bench.report import Report, middle, per_cent, share_of
-from domain.measured_memory import ladder, measured_prompts, measured_starts
+from domain.measured_memory import in_full, ladder, measured_prompts, measured_starts
 from kvyield_server.domain.facts.observation import Observation
 from kvyield_server.domain.model.fit import DeploymentFit
 from kvyield_server.domain.model.interface import Need
@@ -53,10 +53,9 @@ def _free_memory(report: Report) -> None:
                 if other not in pair:
                     _add_free(gaps, fit, other)
         rows.append((f"{model}, {engine}: any two starts, all others of the ladder", *gaps.cells()))
-    everything = list(measured_starts().values())
     for model, engine in LADDERS:
         gaps = Gaps()
-        same = [start for start in everything if start.model.name == model and start.engine.name == engine]
+        same = in_full(model, engine)
         for other in same:
             pair_fit = fit_of([start for start in same if start is not other])
             chosen = pair_fit.choose(engine=None, engine_version=None, like=None, flags=other.flags)
