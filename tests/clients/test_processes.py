@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from kvyield.engines import Sourced, Start
 from kvyield.identity import Identity, contradictions, of_start
+from kvyield.intake import process_of, timed_from_process
 from kvyield.processes import Listener, engine_on
 
 LISTEN = (
@@ -134,3 +136,51 @@ def test_each_thing_that_tells_two_starts_apart_is_a_sentence(other: Identity, w
     """Both values are named with where they come from."""
     [told] = contradictions(of_start(started(), "the log"), other)
     assert words in told
+
+
+def came_up(port: int, first_line: datetime, model: str = "a/model") -> Start:
+    """A start whose log begins at ``first_line`` and says that the engine was ready 20 s later."""
+    return Start(
+        engine="sglang",
+        outcome="ready",
+        observed_at=first_line,
+        flags={"port": Sourced(port, "line 1"), "model_path": Sourced(model, "line 1")},
+        measurements={"startup_seconds": Sourced(20.0, "line 9")},
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Listener, int]]:
+    """A process that listens and names an engine and a model in its command, and its port."""
+    command = [sys.executable, "-c", LISTEN, "sglang.launch_server", "--model-path", "a/model"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        found = engine_on(port)
+        assert found is not None
+        yield found, port
+        process.kill()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(17.5, 37.5), (0.0, 20.0), (599.0, 619.0), (601.0, 20.0), (-3.0, 20.0), (-3600.0, 20.0)]
+)
+def test_a_start_begins_with_its_process(seconds: float, expected: float) -> None:
+    """The time before the first line counts where the process can be of this start: less than ten minutes before."""
+    listener = Listener(4709, ("sglang",), NOW)
+    timed = timed_from_process(came_up(30000, NOW + timedelta(seconds=seconds)), listener)
+    found = timed.measurements["startup_seconds"]
+    assert found.value == pytest.approx(expected)
+    assert ("process 4709" in found.source) is (0 <= seconds < 600)
+
+
+def test_the_process_of_a_start_names_its_engine_and_model(server: tuple[Listener, int]) -> None:
+    """A process that listens on the port with another model, or of another engine, is not that of the start."""
+    listener, port = server
+    found = process_of(came_up(port, NOW))
+    assert found is not None
+    assert found.pid == listener.pid
+    assert process_of(came_up(port, NOW, model="another/model")) is None
+    assert process_of(replace(came_up(port, NOW), engine="vllm")) is None
+    assert process_of(replace(came_up(port, NOW), outcome="oom_startup")) is None
+    assert process_of(replace(came_up(port, NOW), flags={})) is None

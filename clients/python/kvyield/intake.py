@@ -7,7 +7,7 @@ import socket
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import tzinfo
+from datetime import timedelta, tzinfo
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +17,7 @@ from kvyield._errors import KvyieldError
 from kvyield.assemble import FREE_NOW, Assembled, Extras, assemble
 from kvyield.engines import Sourced, Start, read_starts
 from kvyield.modelconfig import find_model_config, name_in_config, read_model_config
-from kvyield.processes import Listener
+from kvyield.processes import Listener, engine_on
 from kvyield.sources import Source, file_source
 
 if TYPE_CHECKING:
@@ -29,6 +29,10 @@ _READY = re.compile(
     rb"fired up and ready to roll|Application startup complete|Uvicorn running on|ready to serve|LlamaBatch<T>::Start"
 )
 _SERVED = re.compile(rb"\"POST /|(?:Prefill|Decode) batch|throughput: (?!0\.0)|Received request|Added request")
+
+LONGEST_IMPORTS = timedelta(minutes=10)
+"""A process that began longer before a log's first line is not taken for the one that wrote it."""
+_PROGRAM = {"sglang": "sglang", "vllm": "vllm", "tensorrt-llm": "trtllm", "lmdeploy": "lmdeploy"}
 
 Get = Callable[[str], tuple[int, bytes]]
 
@@ -84,6 +88,9 @@ def read(
     starts = list(read_starts(lines, engine=engine, reference_time=source.written_until, zone=zone))
     if running is not None:
         starts[-1:] = _with_endpoints(running, starts[-1:], reading)
+    if source.is_local and starts:
+        known = running.listener if running is not None and not reading.differences else None
+        starts[-1] = timed_from_process(starts[-1], known or process_of(starts[-1]))
     last = extras if source.is_local and is_untouched(tail) else without_free_memory(extras)
     earlier = replace(without_free_memory(extras), recommendation_id=None)
     for index, start in enumerate(starts):
@@ -162,6 +169,30 @@ def is_untouched(tail: Iterable[bytes]) -> bool:
     lines = list(tail)
     ready = max((index for index, line in enumerate(lines) if _READY.search(line)), default=None)
     return ready is not None and not any(_SERVED.search(line) for line in lines[ready + 1 :])
+
+
+def process_of(start: Start) -> Listener | None:
+    """The process of this host that listens on the start's port and names its engine and model in its command."""
+    told = {**start.facts, **start.flags}
+    port = told["port"].value if "port" in told else None
+    models = [str(told[name].value) for name in ("model_path", "model_name") if name in told and told[name].value]
+    listener = engine_on(port) if isinstance(port, int) and start.outcome == "ready" else None
+    command = " ".join(listener.command) if listener else ""
+    is_its = _PROGRAM[start.engine] in command and any(model in command for model in models)
+    return listener if is_its else None
+
+
+def timed_from_process(start: Start, listener: Listener | None) -> Start:
+    """The start with ``startup_seconds`` from where its process began, if that was shortly before the first line."""
+    seconds = start.measurements.get("startup_seconds")
+    if listener is None or seconds is None or start.observed_at is None or start.observed_at.tzinfo is None:
+        return start
+    before = start.observed_at - listener.started_at
+    if not timedelta(0) <= before < LONGEST_IMPORTS:
+        return start
+    whole = round(float(str(seconds.value)) + before.total_seconds(), 3)
+    source = f"from the start of process {listener.pid} of this host to the ready line"
+    return replace(start, measurements={**start.measurements, "startup_seconds": Sourced(whole, source)})
 
 
 def without_free_memory(extras: Extras) -> Extras:

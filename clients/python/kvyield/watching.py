@@ -23,7 +23,7 @@ from kvyield._errors import IncompleteError
 from kvyield._ids import told_apart_id
 from kvyield.assemble import Extras
 from kvyield.engines import Sourced, Start, read_starts
-from kvyield.intake import completed, without_free_memory
+from kvyield.intake import completed, process_of, timed_from_process, without_free_memory
 
 POLL_SECONDS = 0.5
 REMEMBERED = 500
@@ -93,6 +93,8 @@ class Watch:
         extras = without_free_memory(self.extras)
         if self.is_local and became_ready_now(start):
             extras = replace(extras, card=self.card_now() or extras.card)
+        if self.is_local:
+            start = timed_from_process(start, process_of(start))
         found = completed(start, extras, is_local=self.is_local)
         try:
             observation = found.observation()

@@ -78,6 +78,32 @@ def test_a_start_is_brought_as_soon_as_it_is_ready(kept: Kept) -> None:
     assert len(kept.brought) == 1
 
 
+LISTEN = (
+    "import socket, time; s = socket.create_server(('127.0.0.1', 0)); "
+    "print(s.getsockname()[1], flush=True); time.sleep(60)"
+)
+
+
+def test_the_time_of_a_start_begins_with_its_process(kept: Kept) -> None:
+    """Where the engine's process is on this host, the seconds before its first log line count."""
+    command = [sys.executable, "-c", LISTEN, "sglang.launch_server", Config().model]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        config = Config(fraction=0.94, tp_size=2, port=int(process.stdout.readline()))
+        ready = datetime.now(UTC) + timedelta(seconds=380)
+        lines = [f"{line}\n".encode() for line in sglang_lines(config, plan(config), ready)]
+        kept.watch().follow(iter(lines))
+        alone = Kept(kept.path.parent / "elsewhere")
+        elsewhere = alone.watch()
+        elsewhere.is_local = False
+        elsewhere.follow(iter(lines))
+        process.kill()
+    (here,), (there,) = kept.brought, alone.brought
+    assert here.id == there.id
+    assert there.measurements.startup_seconds == 360
+    assert here.measurements.startup_seconds == pytest.approx(380, abs=3)
+
+
 def test_a_start_that_dies_later_is_brought_once_more(kept: Kept) -> None:
     """A run-time OOM is evidence of its own."""
     kept.watch().follow(iter(start(dies=True)))
