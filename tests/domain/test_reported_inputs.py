@@ -6,8 +6,10 @@ the true line N = 1,300,000 (f - 0.5).
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,6 +41,7 @@ from kvyield_server.domain.facts.observation import (
     Phase,
 )
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "docs" / "examples"
 ANSWERED = (Status.OK, Status.AT_RISK)
 MLA = {
     "model_type": "deepseek_v3",
@@ -507,6 +510,29 @@ def test_memory_that_another_process_held_says_nothing_of_the_fraction(
     assert advise([*runs, blocked], 440_000, prefer="keep").flags.get("mem_fraction_static") == 0.85
     if is_newest:
         assert "else" in words(advice) or "another" in words(advice) or "not ended" in words(advice)
+
+
+@pytest.mark.parametrize("since", [(), (0.85,), (0.85, 0.80)])
+def test_a_death_beside_a_neighbour_says_nothing_of_the_memory_either(since: tuple[float, ...]) -> None:
+    """The good starts did not log what was free before load; the one that died beside a neighbour logged 20 GiB."""
+    hardware = Hardware(gpu="NVIDIA H200", gpu_count=1, memory_gib=139.8)
+    model = Model(name="Qwen/Qwen3-8B", facts=json.loads((EXAMPLES / "h200" / "qwen3-8b.json").read_text()))
+    flags = {"tp_size": 1, "context_length": 40_960}
+
+    def ready(number: int, fraction: float) -> Observation:
+        tokens, free = int(1_013_200 * (fraction - 0.1103)), 139.8 * (1.0 - fraction) - 2.0
+        return start(number, fraction, tokens, free, hardware=hardware, model=model, flags=flags)
+
+    runs = [ready(number, fraction) for number, fraction in enumerate((0.7, 0.8, 0.85), 1)]
+    blocked = start(
+        5, 0.85, outcome="oom_startup", hardware=hardware, model=model, flags=flags, free_before_load_gib=20.0
+    )
+    later = [ready(number, fraction) for number, fraction in enumerate(since, 6)]
+    for target in (600_000, 700_000):
+        advice = advise([*runs, blocked, *later], target)
+        assert advice.status in ANSWERED, (advice.status, advice.explanation)
+        assert 0.69 <= advised_fraction(advice) <= 0.85
+    assert advise([*runs, blocked, *later], 100_000, prefer="headroom").status in ANSWERED
 
 
 # input 19

@@ -21,13 +21,13 @@ from kvyield_server.domain.engines.token_cost import (
     speculation,
     token_cost,
 )
-from kvyield_server.domain.facts.devices import LOGGED_SD, free_before_load, usable_memory
+from kvyield_server.domain.facts.devices import LOGGED_SD, free_before_load, has_unified_memory, usable_memory
 from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.model_config import keeps_states, read_shape
 from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.domain.facts.scalars import as_count, as_number
 from kvyield_server.domain.facts.weights import weights_of_gpu
-from kvyield_server.domain.model.evidence import fraction_of, pool_cap, usable_tokens
+from kvyield_server.domain.model.evidence import fraction_of, held_by_others, pool_cap, usable_tokens
 from kvyield_server.domain.model.line import GIB, Hypothesis, LinePrior, Normal, combined, price
 
 PRINTED_SD_GIB = 0.003
@@ -169,9 +169,14 @@ def logged_base(start: Observation) -> float | None:
 def _base(setting: Setting, starts: Sequence[Observation]) -> tuple[Normal, str]:
     """Return the memory that the fraction multiplies.
 
-    As logged by the newest start that is no odd one out: a neighbour makes SGLang's figure smaller for a while.
+    As logged by the newest start that is no odd one out: a neighbour makes SGLang's figure smaller for a while. What a
+    start found that failed beside a neighbour says nothing of the others.
     """
-    logged = [value for start in starts if (value := logged_base(start)) is not None]
+    alone = [start for start in starts if has_unified_memory(start.hardware) or not held_by_others(start)]
+    for some in (alone, [start for start in starts if start.came_up]):
+        logged = [value for start in some if (value := logged_base(start)) is not None]
+        if logged:
+            break
     if logged:
         usual = median(logged) if len(logged) > 2 else max(logged)
         newest = next((value for value in reversed(logged) if abs(value - usual) <= 0.02 * usual), usual)
