@@ -229,7 +229,7 @@ class StartReader(ABC):
         if seconds is not None and self.announced and self.opened:
             start.measurements.setdefault(
                 "startup_seconds",
-                Sourced(seconds, "from the first log line to the ready line; the process began earlier"),
+                Sourced(seconds, "time of the ready line, from the first log line; the process began earlier"),
             )
         start.observed_at = self.clock.started_at
         if start.observed_at is not None and self.clock.needs_zone:
