@@ -108,7 +108,8 @@ def _sqlite_engine(url: URL, use: Use, options: dict[str, Any]) -> Engine:
 
 
 def _set_up_sqlite(connection: Any, use: Use) -> None:
-    connection.execute(f"PRAGMA busy_timeout = {LOCK_WAIT_SECONDS * 1000}")
+    seconds = MIGRATION_LOCK_WAIT_SECONDS if use is Use.MIGRATE else LOCK_WAIT_SECONDS
+    connection.execute(f"PRAGMA busy_timeout = {seconds * 1000}")
     mode = connection.execute("PRAGMA journal_mode = WAL").fetchone()[0]
     if mode != "wal":
         raise StorageUnavailableError(
