@@ -15,7 +15,6 @@ _GIB = rf"{_N} ?Gi?B"
 _STAMP = re.compile(
     r"(?:^|[^A-Z])(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) (\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)(?:\.\d{1,6})? "
 )
-_SOURCE = re.compile(r"[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})? \[?[\w/.\-]{1,200}:\d{1,6}\]")
 
 NON_DEFAULT = re.compile(r"non-default args: (\{)")
 NAMESPACE = re.compile(r"args: (?:Namespace|argparse\.Namespace)\(")
