@@ -76,7 +76,7 @@ def add(storage: Storage, model: str, count: int) -> None:
 
     def job(unit: UnitOfWork) -> None:
         pair = unit.pairs.ensure(HARDWARE, Model(name=model))
-        unit.observations.add_all([_stored(pair.id, next(NUMBERS)) for _ in range(count)], [pair])
+        unit.observations.add([_stored(pair.id, next(NUMBERS)) for _ in range(count)], [pair])
 
     storage.write(job).result()
 
@@ -178,7 +178,13 @@ def _more_pairs(storage: Storage, have: int, count: int) -> None:
 
 
 def _ensure(storage: Storage, wanted: list[tuple[Hardware, Model]]) -> None:
-    storage.write(lambda unit: unit.pairs.ensure_all(wanted)).result()
+    """Make pairs with one start each: a pair without any gives way to others of its names."""
+
+    def job(unit: UnitOfWork) -> None:
+        found = unit.pairs.ensure_all(wanted)
+        unit.observations.add([_stored(pair.id, next(NUMBERS)) for pair in found], found)
+
+    storage.write(job).result()
 
 
 def _find(growth: Growth, unit: UnitOfWork, count: int) -> None:
