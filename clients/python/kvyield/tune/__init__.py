@@ -1,0 +1,1 @@
+"""The closed loop of ``kvyield tune``: restart, measure, verify, until the target is verified."""
