@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-long test-pythons check format serve migrate accuracy bench bench-list benchmarks-page wheels constraints clean
+.PHONY: help setup demo test test-fast test-long test-pythons check format serve migrate accuracy bench bench-list benchmarks-page openapi-examples wheels constraints clean
 
 help: ## list the verbs (this text)
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench-%: $(STAMP)
 
 benchmarks-page: $(STAMP) ## write docs/benchmarks.md from what the last runs printed
 	@PYTHONPATH=tests $(BIN)/python tests/bench/page.py
+
+openapi-examples: $(STAMP) ## record the answers of the OpenAPI document's examples anew
+	@PYTHONPATH=tests $(BIN)/python tests/api/examples.py
 
 wheels: $(STAMP) ## build both distributions into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./clients/python

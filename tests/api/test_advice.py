@@ -295,6 +295,15 @@ def test_fits_say_what_they_stand_on(client: Client, pair_id: str) -> None:
         ({"selector": {}}, "/selector/gpu"),
         ({"selector": {**NAMES, "surprise": 1}}, "/selector/surprise"),
         ({"surprise": 1}, "/surprise"),
+        ({"flags": [{}, {"tp_size": 10**9}]}, "/flags/1/tp_size"),
+        ({"flags": [{"tensor_parallel_size": 65_537}]}, "/flags/0/tensor_parallel_size"),
+        ({"flags": [{"tp_size": True}]}, "/flags/0/tp_size"),
+        ({"flags": [{"tp_size": 8.5}]}, "/flags/0/tp_size"),
+        ({"flags": [{"max_num_seqs": 10**7}]}, "/flags/0/max_num_seqs"),
+        ({"flags": [{"max_running_requests": -1}]}, "/flags/0/max_running_requests"),
+        ({"flags": [{"kv_cache_dtype": "garbage"}]}, "/flags/0/kv_cache_dtype"),
+        ({"flags": [{"kv_cache_dtype": "fp8_ds_mla"}]}, "/flags/0/kv_cache_dtype"),
+        ({"flags": [{"kv_cache_dtype": 8}]}, "/flags/0/kv_cache_dtype"),
     ],
 )
 def test_a_bad_prediction_is_refused(client: Client, change: dict[str, Any], pointer: str) -> None:
@@ -302,6 +311,24 @@ def test_a_bad_prediction_is_refused(client: Client, change: dict[str, Any], poi
     answer = client.post("/predictions", json={"selector": NAMES, "flags": [{}], **change})
     assert answer.status_code == 422
     assert pointer in [fault["pointer"] for fault in answer.json()["errors"]]
+
+
+@pytest.mark.parametrize(
+    "flags", [{"tp_size": 8}, {"tp_size": None}, {"kv_cache_dtype": "fp8_e4m3"}, {"anything": "x"}]
+)
+def test_flags_of_a_prediction_that_are_right(client: Client, pair_id: str, flags: dict[str, Any]) -> None:
+    """Known flags within bounds, known to be off, and flags that nobody knows are taken."""
+    answer = client.post("/predictions", json={"selector": {"pair_id": pair_id}, "flags": [flags]})
+    (item,) = answer.json()["items"]
+    assert flags.items() <= item["flags"].items()
+
+
+def test_a_start_may_have_any_value_of_a_known_flag(client: Client) -> None:
+    """What an engine accepted is kept as it was, also where a prediction for it would be refused."""
+    flags = {**start(1)["flags"], "kv_cache_dtype": "a_later_type", "tp_size": 70_000}
+    answer = client.post("/observations", json=start(1, flags=flags))
+    assert answer.status_code == 201
+    assert answer.json()["flags"]["kv_cache_dtype"] == "a_later_type"
 
 
 def test_an_engine_never_seen_on_the_pair_starts_cold(client: Client, pair_id: str) -> None:

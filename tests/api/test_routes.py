@@ -54,6 +54,8 @@ MAY: dict[Route, set[Any]] = {
     ("POST", "/recommendations"): ASKERS,
     ("GET", "/recommendations/{recommendation_id:uuid}"): READERS,
     ("POST", "/recommendations/{recommendation_id:uuid}/settlement"): POSTERS,
+    ("GET", "/schema"): EVERYBODY,
+    ("HEAD", "/schema"): EVERYBODY,
     ("GET", "/schema/openapi.json"): EVERYBODY,
 }
 PAGES_FOR_ALL = {"/ui/sign-in", "/ui/sign-out"}

@@ -167,6 +167,13 @@ def test_operations_say_what_they_do_and_answer(document: dict[str, Any]) -> Non
         assert all(headers[it] in operation["responses"][it]["headers"] for it in declared & headers.keys())
 
 
+def undescribed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a component's schema without what it says to people of itself and its fields."""
+    fields = schema.get("properties", {}).items()
+    plain = {field: {name: value for name, value in it.items() if name != "description"} for field, it in fields}
+    return {**{name: value for name, value in schema.items() if name != "description"}, "properties": plain}
+
+
 @pytest.mark.parametrize(
     "struct",
     [
@@ -182,7 +189,10 @@ def test_bodies_are_documented_as_they_are_checked(document: dict[str, Any], str
     """Required fields, bounds, defaults and the refusal of unknown fields in the document are those of the check."""
     _, components = msgspec.json.schema_components([struct], ref_template="#/components/schemas/{name}")
     for name, schema in components.items():
-        assert document["components"]["schemas"][name] == json.loads(json.dumps(schema))
+        plain = undescribed(json.loads(json.dumps(schema)))
+        assert undescribed(document["components"]["schemas"][name]) == plain | (
+            {"type": "string"} if "enum" in plain else {}
+        )
     assert document["components"]["schemas"][struct.__name__]["additionalProperties"] is False
 
 
@@ -201,8 +211,8 @@ def test_references_of_the_document_resolve(document: dict[str, Any]) -> None:
     """No reference leads nowhere."""
     text = json.dumps(document)
     for part in text.split('"$ref": "')[1:]:
-        name = part.split('"')[0].removeprefix("#/components/schemas/")
-        assert name in document["components"]["schemas"]
+        kind, name = part.split('"')[0].removeprefix("#/components/").split("/")
+        assert name in document["components"][kind]
 
 
 def test_media_types_are_documented(document: dict[str, Any]) -> None:

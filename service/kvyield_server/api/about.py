@@ -19,13 +19,28 @@ TO_PAGES = {302: ResponseSpec(None, description="A browser is sent to the pages.
 
 
 class IndexOut(Struct, frozen=True, kw_only=True):
+    """Where things are.
+
+    Attributes:
+        name: Always `kvyield`.
+        version: Version of the service.
+        links: Paths of the service by what is there.
+    """
+
     name: str
     version: str
     links: dict[str, str]
 
 
 class ProblemKindOut(Struct, frozen=True, kw_only=True):
-    """One kind of problem, as its ``type`` leads to."""
+    """One kind of problem.
+
+    Attributes:
+        type: The `type` of such problems, which is the path of this answer.
+        title: Name of the kind of problem.
+        status: The HTTP status that it is answered with.
+        meaning: What it means, in a sentence or two.
+    """
 
     type: str
     title: str
@@ -43,6 +58,7 @@ async def index(request: Request[Any, Any, Any]) -> IndexOut | Redirect:
         "pairs": "/pairs",
         "recommend": "/recommend",
         "openapi": "/schema/openapi.json",
+        "documentation": "/schema",
         "problems": "/problems",
         "health": "/health/ready",
     }

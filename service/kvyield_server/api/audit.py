@@ -13,16 +13,22 @@ from msgspec import Struct
 from kvyield_server.api.auth import MANAGERS
 from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.services import services_of
-from kvyield_server.schemas.common import Page
+from kvyield_server.schemas.common import JsonObject, Page
 from kvyield_server.schemas.paging import PageQuery
 from kvyield_server.storage.records import AuditEntry
 from kvyield_server.storage.uow import UnitOfWork
 
 
 class AuditEntryOut(Struct, frozen=True, kw_only=True):
-    """``actor`` is a token's name, ``cli``, or ``loopback`` where no token exists; ``subject`` is the id of the thing.
+    """One change by a person. A post is not one: each observation keeps when it came and with which token.
 
-    A post is not in the trail: each observation itself keeps when it came and with which token.
+    Attributes:
+        id: UUID of the entry.
+        at: Time of the change, UTC.
+        actor: Name of the token that made it, `cli` for the command line, or `loopback` where no token exists.
+        action: What was done, such as `verify`, `retract` or `token create`.
+        subject: Id of what was changed.
+        details: What else is known of the change, such as the reason.
     """
 
     id: UUID
@@ -30,7 +36,7 @@ class AuditEntryOut(Struct, frozen=True, kw_only=True):
     actor: str
     action: str
     subject: str
-    details: dict[str, Any]
+    details: JsonObject
 
 
 @get("/audit", operation_id="list_audit", guards=[MANAGERS])

@@ -26,7 +26,13 @@ def _by_method(_: HTTPRouteHandler, method: Method, path: list[str | PathParamet
 
 
 class HealthOut(Struct, frozen=True, kw_only=True):
-    """``queue_depth`` is the number of writes that wait."""
+    """How the service is.
+
+    Attributes:
+        status: `live` or `ready`, as asked.
+        version: Version of the service.
+        queue_depth: Number of writes that wait for the database.
+    """
 
     status: str
     version: str
@@ -41,8 +47,8 @@ async def live(request: Request[Any, Any, Any]) -> HealthOut:
 
 @route("/health/ready", http_method=_LOOKS, operation_id=_by_method, responses=responses_of(MigrationNeededError))
 async def ready(request: Request[Any, Any, Any]) -> HealthOut:
-    """Say that the database answers, takes writes again if the last one failed, and has the schema that this version
-    needs; 503 when not."""
+    """Say that the service is ready: the database answers, takes writes again if the last one failed, and has the
+    schema that this version needs; 503 when not."""
     storage = services_of(request).storage
 
     def look() -> bool:

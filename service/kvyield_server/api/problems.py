@@ -21,6 +21,7 @@ from litestar.exceptions import (
 from litestar.openapi.datastructures import ResponseSpec
 from litestar.routes import HTTPRoute
 from litestar.types import ExceptionHandlersMap
+from msgspec import convert
 
 from kvyield_server.api.telemetry import request_id_of
 from kvyield_server.errors import (
@@ -35,7 +36,7 @@ from kvyield_server.errors import (
     StorageUnavailableError,
     UnauthenticatedError,
 )
-from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE, FaultOut, Problem
+from kvyield_server.schemas.problem import PROBLEM_MEDIA_TYPE, FaultOut, MatchOut, Problem
 from kvyield_server.schemas.strict import Fault, FaultyBodyError, MalformedJsonError
 
 log = structlog.get_logger("kvyield.problems")
@@ -151,7 +152,7 @@ def problem_of(error: Exception, where: ProblemContext) -> Problem:
         request_id=where.request_id,
         errors=[FaultOut(pointer=pointer, detail=detail) for pointer, detail in faults],
         nearest=list(known.nearest) if isinstance(known, NotFoundError) and known.nearest else None,
-        matches=[dict(match) for match in known.matches] if isinstance(known, AmbiguousError) else None,
+        matches=convert(known.matches, list[MatchOut]) if isinstance(known, AmbiguousError) else None,
     )
 
 

@@ -12,7 +12,8 @@ from kvyield_server.domain.facts.observation import EngineName, Flags
 
 
 class BasisKind(StrEnum):
-    """The rungs of the cold-start ladder, from least to most evidence."""
+    """How much evidence an answer has, from least to most: `config_only`, the model's config alone; `transfer`, starts
+    of the model on other hardware; `one_start`; `several_starts`."""
 
     CONFIG_ONLY = "config_only"
     TRANSFER = "transfer"
@@ -21,6 +22,9 @@ class BasisKind(StrEnum):
 
 
 class Status(StrEnum):
+    """Whether the flags answer the question: `ok`; `at_risk`, with less confidence than asked for; `infeasible`, no
+    flags do; `not_enough_evidence`, more starts are needed to tell."""
+
     OK = "ok"
     AT_RISK = "at_risk"
     INFEASIBLE = "infeasible"
@@ -147,6 +151,13 @@ class AdvicePrediction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
+    """The fractions that answer a question.
+
+    Attributes:
+        lowest: Smallest fraction that does.
+        highest: Largest fraction that does.
+    """
+
     lowest: float
     highest: float
 
@@ -159,14 +170,18 @@ class RestartPlan:
 
 
 class Prefer(StrEnum):
-    """Which fraction to advise of those that satisfy the question."""
+    """Which fraction to advise of those that satisfy the question: `keep`, what runs or the nearest to it; `headroom`,
+    the smallest; `pool`, the largest."""
 
-    KEEP = "keep"  # what runs, where it answers; else the nearest to it
-    HEADROOM = "headroom"  # the smallest
-    POOL = "pool"  # the largest
+    KEEP = "keep"
+    HEADROOM = "headroom"
+    POOL = "pool"
 
 
 class HeadlineCode(StrEnum):
+    """What to do: `not_enough_evidence`, post a start first; `infeasible`, ask for less or take an alternative; `keep`
+    what runs; `at_risk`, change, with less confidence than asked for; `change`."""
+
     NOT_ENOUGH_EVIDENCE = "not_enough_evidence"
     INFEASIBLE = "infeasible"
     KEEP = "keep"
@@ -176,7 +191,13 @@ class HeadlineCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """The answer in one sentence. ``estimate`` is true when no start was used."""
+    """The answer in one sentence.
+
+    Attributes:
+        code: What to do, for programs.
+        estimate: Whether it was made without any start of the pair.
+        text: The sentence, for people.
+    """
 
     code: HeadlineCode
     estimate: bool

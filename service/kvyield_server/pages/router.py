@@ -11,7 +11,7 @@ from litestar.exceptions import HTTPException, NotFoundException
 from litestar.static_files import create_static_files_router
 
 from kvyield_server.errors import KvyieldError
-from kvyield_server.pages import advice_page, observation_page, pair_page, pairs_page, sign_in
+from kvyield_server.pages import advice_page, observation_page, pair_page, pairs_page, schema_page, sign_in
 from kvyield_server.pages.rendering import SECURITY_HEADERS, STATIC_FOLDER, STATIC_PATH
 from kvyield_server.pages.session import answer_page_error, own_forms_only
 
@@ -27,6 +27,7 @@ HANDLERS = (
     observation_page.show_observation,
     observation_page.retract_observation,
     advice_page.show_log,
+    schema_page.show_schema,
     sign_in.sign_in_page,
     sign_in.sign_in,
     sign_in.sign_out,

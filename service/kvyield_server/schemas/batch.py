@@ -14,16 +14,18 @@ from kvyield_server.schemas.strict import Fault, FaultyBodyError, MalformedJsonE
 
 MAX_ITEMS = 500
 _KEY = b'"observations"'
+_Item = Annotated[msgspec.Raw, Meta(extra_json_schema={"$ref": "#/components/schemas/ExportedIn"})]
 _SPELT = re.compile(b"".join(b"(?:%c|\\\\u00%02x)" % (letter, letter) for letter in b"observations"), re.IGNORECASE)
 
 
 class BatchIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Up to 500 observations, each as ``POST /observations`` takes it."""
+    """Observations to record in one request.
 
-    observations: Annotated[
-        list[msgspec.Raw],
-        Meta(max_length=MAX_ITEMS, extra_json_schema={"items": {"$ref": "#/components/schemas/ObservationIn"}}),
-    ]
+    Attributes:
+        observations: Up to 500 engine starts, as posted one by one or as lines of an export.
+    """
+
+    observations: Annotated[list[_Item], Meta(max_length=MAX_ITEMS)]
 
     @classmethod
     def decode_body(cls, body: bytes) -> BatchIn:
@@ -48,7 +50,14 @@ _decoder = msgspec.json.Decoder(BatchIn)
 
 
 class BatchItemOut(Struct, frozen=True, kw_only=True):
-    """What became of one item: ``status`` is what a single post would have answered."""
+    """What became of one item.
+
+    Attributes:
+        index: Position of the item in the request, counted from 0.
+        status: The HTTP status that a post of this item alone would have had: 201, 200, 409, 422 or 503.
+        id: UUID of the stored start; absent when the item was refused.
+        problem: What is wrong with the item; absent when it was taken.
+    """
 
     index: int
     status: int
@@ -57,6 +66,12 @@ class BatchItemOut(Struct, frozen=True, kw_only=True):
 
 
 class BatchOut(Struct, frozen=True, kw_only=True):
+    """What became of a batch.
+
+    Attributes:
+        items: One result per observation, in the same order.
+    """
+
     items: list[BatchItemOut]
 
 

@@ -13,7 +13,14 @@ if TYPE_CHECKING:
 
 
 class CoverageOut(Struct, frozen=True, kw_only=True):
-    """How many settled intervals of nominal ``level`` held what was then measured."""
+    """How many settled intervals held what was then measured.
+
+    Attributes:
+        level: Probability that the intervals promise, 0 to 1.
+        held: Number of intervals that held the measured value.
+        settled: Number of intervals that a start settled.
+        share: `held` over `settled`; null when none was settled.
+    """
 
     level: float
     held: int
@@ -22,7 +29,16 @@ class CoverageOut(Struct, frozen=True, kw_only=True):
 
 
 class DecileOut(Struct, frozen=True, kw_only=True):
-    """Advice whose probability of a large enough pool lay in [low, high), and how often the pool was."""
+    """Advice whose probability of a large enough pool lay in one range, and how often the pool was.
+
+    Attributes:
+        low: Lowest probability of the range, included.
+        high: Highest probability of the range, excluded except for 1.
+        expected: Mean probability of the advice in the range; null when there is none.
+        hits: Number of starts whose pool held the target.
+        settled: Number of settled recommendations in the range.
+        hit_rate: `hits` over `settled`; null when none was settled.
+    """
 
     low: float
     high: float
@@ -33,7 +49,13 @@ class DecileOut(Struct, frozen=True, kw_only=True):
 
 
 class TargetsOut(Struct, frozen=True, kw_only=True):
-    """Restarts until a start held its target; ``open`` targets have not been reached yet."""
+    """Restarts until a start held its target.
+
+    Attributes:
+        reached: Number of targets that a start held.
+        open: Number of targets that no start has held yet.
+        mean: Mean number of restarts until a target was held; null when none was.
+    """
 
     reached: int
     open: int
@@ -41,7 +63,16 @@ class TargetsOut(Struct, frozen=True, kw_only=True):
 
 
 class CalibrationOut(Struct, frozen=True, kw_only=True):
-    """How a set of settled advice fared."""
+    """How a set of settled recommendations compares with what was then measured.
+
+    Attributes:
+        settled: Number of recommendations that a start settled.
+        pool: Coverage of the intervals of the pool, per level.
+        free_at_ready: Coverage of the intervals of free memory at ready, per level.
+        pool_hits: Hit rates of the pool's probability, per tenth.
+        restarts: Restarts until the target was held.
+        ran_out_of_memory: Number of settled recommendations whose start ran out of GPU memory.
+    """
 
     settled: int
     pool: list[CoverageOut]
@@ -52,14 +83,25 @@ class CalibrationOut(Struct, frozen=True, kw_only=True):
 
 
 class GroupOut(CalibrationOut, frozen=True, kw_only=True):
-    """The same of one engine and basis."""
+    """The same for one engine and basis.
+
+    Attributes:
+        engine: The engine.
+        basis: The kind of evidence that the advice had.
+    """
 
     engine: str
     basis: str
 
 
 class ReportOut(CalibrationOut, frozen=True, kw_only=True):
-    """The same of all settled advice, and of each engine and basis by itself."""
+    """The same for all settled recommendations, and for each engine and basis.
+
+    Attributes:
+        by_engine: The same per engine.
+        by_basis: The same per kind of basis.
+        by_engine_and_basis: The same per engine and kind of basis.
+    """
 
     by_engine: dict[str, CalibrationOut]
     by_basis: dict[str, CalibrationOut]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from math import isfinite
-from typing import Annotated, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 from msgspec import Meta, Struct
 from msgspec.structs import astuple
@@ -35,18 +35,33 @@ LongText = Annotated[str, Meta(max_length=16_000)]
 LogText = Annotated[str, Meta(max_length=100_000)]
 Instant = Annotated[datetime, Meta(tz=True)]
 
+JsonValue = Annotated[Any, Meta(description="Any JSON value.")]  # in a schema too: generators know no recursive types
+JsonObject = dict[str, JsonValue]
+
 Item = TypeVar("Item")
 
 
 class Page(Struct, Generic[Item], frozen=True, kw_only=True):
-    """One page of a list. ``next_page_token`` is null on the last page."""
+    """One page of a list.
+
+    Attributes:
+        items: The rows of this page, newest first.
+        next_page_token: Token of the next page, to be sent as `page_token`; null on the last page.
+    """
 
     items: list[Item]
     next_page_token: str | None
 
 
 class EstimateOut(Struct, frozen=True, kw_only=True):
-    """A median and a central interval that holds the truth with probability ``level``."""
+    """A median and a central interval. The unit is in the name of the field that holds it.
+
+    Attributes:
+        median: The median: the truth is as likely above as below.
+        low: Lower end of the interval.
+        high: Upper end of the interval.
+        level: Probability that the interval holds the truth, 0 to 1.
+    """
 
     median: float
     low: float
@@ -55,7 +70,12 @@ class EstimateOut(Struct, frozen=True, kw_only=True):
 
 
 class WarningOut(Struct, frozen=True, kw_only=True):
-    """``code`` is stable; ``detail`` is a sentence for people."""
+    """Something to know before the answer is used.
+
+    Attributes:
+        code: Stable name of the kind of warning, in snake_case, for programs.
+        detail: What it says of this very answer, for people.
+    """
 
     code: str
     detail: str

@@ -16,6 +16,16 @@ from kvyield_server.schemas.strict import Fault, first_faults
 
 
 class HardwareCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of the hardware with their right values.
+
+    Attributes:
+        gpu: The right GPU model; the start moves to the pair of that name.
+        gpu_count: The right number of GPUs; the start moves to the pair of that count.
+        memory_gib: The right total memory of one GPU as the framework sees it, in GiB.
+        unified_memory: Whether the GPU uses the host's memory instead of its own.
+        driver_memory_gib: The right total memory of one GPU as the driver reports it, in GiB.
+    """
+
     gpu: Name | UnsetType = UNSET
     gpu_count: GpuCount | UnsetType = UNSET
     memory_gib: MemoryGib | UnsetType | None = UNSET
@@ -24,7 +34,13 @@ class HardwareCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ModelCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Only the facts that are named change."""
+    """Fields of the model with their right values.
+
+    Attributes:
+        name: The right name; the start moves to the pair of that name.
+        revision: The right revision.
+        facts: Fields of `config.json` with their right values; the others stay.
+    """
 
     name: ModelName | UnsetType = UNSET
     revision: ShortText | UnsetType | None = UNSET
@@ -32,13 +48,29 @@ class ModelCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class EngineCorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of the engine with their right values.
+
+    Attributes:
+        name: The right engine.
+        version: The right version.
+        variant: The right name of the fork.
+    """
+
     name: EngineName | UnsetType = UNSET
     version: ShortText | UnsetType | None = UNSET
     variant: ShortText | UnsetType | None = UNSET
 
 
 class CorrectionIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of a start that were wrong, with their right values, and why. What is not named stays as it is."""
+    """Fields of a start that were wrong, with their right values. What is not named stays as it is.
+
+    Attributes:
+        reason: Why it is corrected, in a sentence of at most 200 characters.
+        hardware: Fields of the hardware to put right.
+        model: Fields of the model to put right.
+        engine: Fields of the engine to put right.
+        flags: Flags to put right, by the engine's own names; the others stay.
+    """
 
     reason: ShortText
     hardware: HardwareCorrectionIn | UnsetType = UNSET

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from kvyield_server.schemas.common import JsonObject
 from kvyield_server.schemas.secrets import looks_secret
 from kvyield_server.schemas.strict import Fault, pointer_to, shown
 
-FactsIn = dict[str, Any]
+FactsIn = JsonObject
 MAX_DEPTH = 6
 MAX_VALUES = 20_000
 MAX_TEXT = 2_000

@@ -30,6 +30,10 @@ _PoolTokens = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
 _FractionOrBlocks = Annotated[float, Meta(ge=0.001, le=1_000_000_000.0)]
 _Text = Annotated[str, Meta(min_length=1, max_length=200)]
 
+_Degree = Annotated[int, Meta(ge=1, le=65_536)]
+_Requests = Annotated[int, Meta(ge=1, le=1_000_000)]
+_RequestsOrNone = Annotated[int, Meta(ge=0, le=1_000_000)]
+
 _WHOLE = (_Whole, "a whole number of at least 1")
 _SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "tp", "pp", "dp", "page_size", "block_size", "nnodes")
 _VLLM_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
@@ -51,6 +55,14 @@ _KNOWN: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(_TEXTS, (_Text, "a text of 1 to 200 characters")),
     **dict.fromkeys(_SWITCHES, (bool, "true or false")),
 }
+
+_ASKED: Mapping[str, tuple[Any, str]] = {
+    **_KNOWN,
+    **dict.fromkeys((*_SIZES, *_VLLM_SIZES), (_Degree, "a whole number from 1 to 65,536")),
+    **dict.fromkeys(("max_num_seqs", "max_batch_size"), (_Requests, "a whole number from 1 to 1,000,000")),
+    **dict.fromkeys((*_COUNTS, *_GRAPHS), (_RequestsOrNone, "a whole number from 0 to 1,000,000")),
+}
+"""Flags to predict for are typed by a person, and were not accepted by an engine as those of a start were."""
 
 
 KV_DTYPES: Mapping[EngineName, tuple[str, ...]] = {
@@ -80,6 +92,17 @@ def flag_faults(flags: Mapping[str, Any], pointer: str) -> Iterator[Fault]:
     for name, value in flags.items():
         if detail := _fault(name, value):
             yield Fault(pointer + pointer_to(name), detail)
+
+
+def asked_faults(flags: Mapping[str, Any], engine: EngineName | None, pointer: str) -> Iterator[Fault]:
+    """Yield what is wrong with flags to predict for: as ``flag_faults``, in closer bounds, and the KV cache's type."""
+    yield from flag_faults(flags, pointer)
+    for name, value in flags.items():
+        if not _fault(name, value) and (detail := _known_fault(name, value, _ASKED)):
+            yield Fault(pointer + pointer_to(name), detail)
+    dtype = flags.get("kv_cache_dtype")
+    if isinstance(dtype, str) and not _fault("kv_cache_dtype", dtype):
+        yield from kv_dtype_fault(dtype, engine, f"{pointer}/kv_cache_dtype")
 
 
 def fraction_fault(flags: Mapping[str, Any], engine: EngineName, pointer: str) -> Iterator[Fault]:
@@ -140,10 +163,10 @@ def _value_fault(name: str, value: Any) -> str | None:
     return _known_fault(name, value)
 
 
-def _known_fault(name: str, value: Scalar) -> str | None:
-    if value is None or name not in _KNOWN:
+def _known_fault(name: str, value: Scalar, known: Mapping[str, tuple[Any, str]] = _KNOWN) -> str | None:
+    if value is None or name not in known:
         return None
-    expected, meaning = _KNOWN[name]
+    expected, meaning = known[name]
     try:
         msgspec.convert(value, expected, strict=True)
     except msgspec.ValidationError:

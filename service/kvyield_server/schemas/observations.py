@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import chain
@@ -21,6 +21,7 @@ from kvyield_server.domain.facts.observation import (
     Failure,
     Hardware,
     Measurements,
+    Model,
     Observation,
     Outcome,
     Phase,
@@ -33,6 +34,8 @@ from kvyield_server.schemas.common import (
     Gib,
     GpuCount,
     Instant,
+    JsonObject,
+    JsonValue,
     LogText,
     LongText,
     MemoryGib,
@@ -57,7 +60,15 @@ FURTHEST_AHEAD = timedelta(days=1)
 
 
 class HardwareIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """GPU model (with its MIG profile) times count; ``memory_gib`` is one GPU's as the framework sees it."""
+    """GPU model times count. The client reads it from the engine's log and from the driver.
+
+    Attributes:
+        gpu: GPU model as its driver names it, with the MIG profile where there is one.
+        gpu_count: Number of GPUs that the engine runs on.
+        memory_gib: Total memory of one GPU as the framework sees it, in GiB.
+        unified_memory: Whether the GPU uses the host's memory instead of its own.
+        driver_memory_gib: Total memory of one GPU as the driver reports it, in GiB.
+    """
 
     gpu: Name
     gpu_count: GpuCount
@@ -67,7 +78,13 @@ class HardwareIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only
 
 
 class ModelIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A model by the name that it was served as; ``facts`` are fields of its ``config.json``."""
+    """The model that the engine served.
+
+    Attributes:
+        name: Name that the model was served as, such as `moonshotai/Kimi-K2.6`.
+        revision: Revision of the model on its hub, where one was pinned.
+        facts: Fields of the model's own `config.json`, such as `num_hidden_layers`; up to 20,000 values.
+    """
 
     name: ModelName
     revision: ShortText | None = None
@@ -75,7 +92,13 @@ class ModelIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tr
 
 
 class EngineIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The engine; a fork names its parent, and itself in ``variant``."""
+    """The engine that was started.
+
+    Attributes:
+        name: The engine; for a fork, the engine that it was forked from.
+        version: Version as the engine logs it, such as `0.5.12`.
+        variant: Name of the fork; null for the engine itself.
+    """
 
     name: EngineName
     version: ShortText | None = None
@@ -83,7 +106,27 @@ class EngineIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
 
 class MeasurementsIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What the engine logged: GiB, minima over ranks; ``pool_tokens`` per data-parallel rank."""
+    """What the engine logged and the client measured. Null is not known, which is not 0.
+
+    Attributes:
+        pool_tokens: Tokens that the KV pool holds, as logged, per data-parallel rank.
+        free_at_ready_gib: Free memory when the engine was ready, in GiB, the minimum over ranks.
+        free_at_pool_end_gib: Free memory after the pool was allocated and before graphs were captured, in GiB: an upper
+            bound of free at ready.
+        free_before_load_gib: Free memory before the weights were loaded, in GiB, the minimum over ranks.
+        free_after_load_gib: Free memory after the weights were loaded, in GiB, the minimum over ranks.
+        kv_cache_gib: Size of the KV cache, in GiB, the minimum over ranks.
+        draft_kv_cache_gib: Size of the draft model's KV cache, in GiB.
+        weights_gib: Memory that the weights take, in GiB, the maximum over ranks.
+        graph_gib: Memory that the captured graphs take, in GiB, the maximum over ranks.
+        device_memory_gib: Total memory of one GPU as the engine logged it, in GiB.
+        startup_seconds: Time from exec to ready, in seconds.
+        uncapped_pool_tokens: Tokens that the engine counted for the pool before a flag capped it.
+        swa_pool_tokens: Tokens of the sliding-window pool beside the full one.
+        longest_prompt_tokens: Longest prompt that the engine accepts, as it printed it, in tokens.
+        draft_weights_gib: Memory that the draft model's weights take, in GiB.
+        fitted_max_model_len: Context length that vLLM fitted to the pool when asked to, in tokens.
+    """
 
     pool_tokens: Tokens | None = None
     free_at_ready_gib: Gib | None = None
@@ -104,7 +147,22 @@ class MeasurementsIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
 
 
 class FailureIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """How a start failed, in the engine's own words."""
+    """How a start failed, with the figures that the engine's own words hold.
+
+    Attributes:
+        phase: Where in its life the start failed.
+        message: The engine's own words.
+        minimum_fraction: Smallest fraction that the engine says would leave room for a pool (SGLang).
+        prompt_tokens: Longest prompt in flight when memory ran out at run time, in tokens.
+        available_kv_cache_gib: Memory that vLLM had for the KV cache when it refused, in GiB; below 0
+            when the weights alone took more than there was.
+        cause: Why the start failed; `outcome` says what happened.
+        wanted_gib: Size of the allocation that failed, in GiB.
+        free_gib: Free memory when that allocation failed, in GiB.
+        needed_gib: Memory that the engine says its KV cache needs, in GiB.
+        longest_tokens: Longest context that the engine says would have fitted, in tokens.
+        rank: Rank whose figures these are, counted from 0.
+    """
 
     phase: Phase = Phase.UNKNOWN
     message: LongText | None = None
@@ -120,9 +178,23 @@ class FailureIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=
 
 
 class VerificationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A long prompt sent to the running server, memory sampled meanwhile.
+    """A long prompt sent to the running server, memory sampled meanwhile. `kvyield verify` fills it.
 
-    ``passed``: the whole prompt was served without an error. ``answer``: right, wrong or not_checked.
+    Attributes:
+        prompt_tokens: Length of the prompt, in tokens, as the engine counted it.
+        passed: Whether the whole prompt was served without an error.
+        completion_tokens: Tokens that the engine generated.
+        cached_tokens: Tokens of the prompt that the engine took from its prefix cache; at most `prompt_tokens`.
+        elapsed_seconds: Time from the request to the end of the answer, in seconds.
+        time_to_first_token_seconds: Time from the request to the first token of the answer, in seconds.
+        answer_expected: Text that a right answer holds.
+        answer_received: Text that the engine answered with.
+        lowest_free_gib: Lowest free memory of any GPU while the prompt ran, in GiB.
+        free_before_gib: Free memory of the fullest GPU just before the prompt, in GiB.
+        concurrent: Number of such prompts that were sent at once.
+        memory_samples: Number of times that free memory was read while the prompt ran.
+        error: What the engine or the connection said, where the prompt failed.
+        answer: Whether the answer was right.
     """
 
     prompt_tokens: Tokens
@@ -142,7 +214,26 @@ class VerificationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
 
 
 class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """One engine start, as posted. ``id`` and ``observed_at`` are made by the server when absent."""
+    """One engine start, as posted.
+
+    Attributes:
+        hardware: What the engine ran on.
+        model: The model that was served.
+        engine: The engine that was started.
+        outcome: How the start ended. All but `failed` need the engine's fraction flag; `ready` needs `pool_tokens` or
+            `kv_cache_gib` too.
+        id: UUID that the client makes, version 7 for preference; the service makes one when it is absent.
+        observed_at: Time of the start, with its zone; the time of arrival when it is absent.
+        host: Name of the machine that the engine ran on.
+        source: Where the figures come from; of two accounts of one start `log` beats `endpoint`, which beats `manual`.
+        flags: The engine's own flag names with their values as resolved. Any JSON scalar is kept; names that look
+            like secrets are refused.
+        measurements: What was measured at the start.
+        failure: How the start failed; null when `outcome` is `ready`.
+        verifications: Prompts that were sent to the running server; at most 100.
+        recommendation_id: Stored recommendation that this start followed, which it settles.
+        log_excerpt: Lines of the engine's log that the figures were read from.
+    """
 
     hardware: HardwareIn
     model: ModelIn
@@ -161,30 +252,62 @@ class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
 
 
 class ExportedIn(ObservationIn, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A line of an export: what the service added to a start is taken and not looked at when it is posted."""
+    """A start as posted, or a line of an export: what the service adds to a start is taken and ignored.
+
+    Attributes:
+        pair_id: Ignored: the service finds the pair by its names.
+        received_at: Ignored: the time of arrival counts.
+        retracted_at: Ignored: a start is retracted by its own request.
+        retraction_reason: Ignored, as `retracted_at`.
+        history: Ignored: the service keeps a start's history itself.
+        archive: Ignored: what `kvyield-server export` adds for `kvyield-server import`.
+    """
 
     pair_id: UUID | None = None
     received_at: Instant | None = None
     retracted_at: Instant | None = None
     retraction_reason: ShortText | None = None
-    history: list[dict[str, Any]] | None = None
-    archive: dict[str, Any] | None = None
+    history: list[JsonObject] | None = None
+    archive: JsonObject | None = None
 
+
+DESCRIBED_BY: Mapping[type, type] = {
+    Hardware: HardwareIn,
+    Engine: EngineIn,
+    Measurements: MeasurementsIn,
+    Failure: FailureIn,
+    Verification: VerificationIn,
+}
+"""Value types of answers, and the wire types whose fields they have."""
 
 _canonical = msgspec.json.Encoder(order="deterministic")
 _NOTHING_MEASURED = MeasurementsIn()
 
 
 class FieldChangeOut(Struct, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}):
-    """A field that changed, by its dotted name, such as ``hardware.memory_gib``."""
+    """A field that changed.
+
+    Attributes:
+        field: Dotted name of the field, such as `hardware.memory_gib`.
+        before: Value before the change; null when it was not known.
+        after: Value since the change.
+    """
 
     field: str
-    before: Any
-    after: Any
+    before: JsonValue
+    after: JsonValue
 
 
 class HistoryEntryOut(Struct, frozen=True, kw_only=True):
-    """What a further account of the start (``merge``) or a person (``correction``) changed, who and when."""
+    """One change of a stored start.
+
+    Attributes:
+        at: Time of the change, UTC.
+        actor: Name of the token that changed it, `cli`, or `loopback` where no token exists.
+        action: `merge`: a further account of the start filled or replaced fields; `correction`: a person did.
+        reason: Why it was corrected; null for a merge.
+        changes: The fields that changed.
+    """
 
     at: datetime
     actor: str
@@ -193,15 +316,52 @@ class HistoryEntryOut(Struct, frozen=True, kw_only=True):
     changes: list[FieldChangeOut]
 
 
+class ModelOut(Struct, frozen=True, kw_only=True):
+    """A model with all that is known of it.
+
+    Attributes:
+        name: Name that the model was served as.
+        revision: Revision of the model on its hub, where one was pinned.
+        facts: Fields of the model's own `config.json`, as far as they are known.
+    """
+
+    name: str
+    revision: str | None
+    facts: JsonObject
+
+
 class ObservationOut(Struct, frozen=True, kw_only=True):
-    """One engine start, as kept: what was posted, and what the service added."""
+    """One engine start, as kept: what was posted, and what the service added.
+
+    Attributes:
+        id: UUID of the start.
+        observed_at: Time of the start, UTC.
+        host: Name of the machine that the engine ran on.
+        source: Where the figures come from: `log`, `endpoint`, `import` or `manual`.
+        hardware: What the engine ran on.
+        model: The model that was served.
+        engine: The engine that was started.
+        flags: The engine's own flag names with their values as resolved; null is known to be off, a missing name is
+            not known.
+        outcome: How the start ended.
+        measurements: What was measured at the start.
+        failure: How the start failed; null when it did not.
+        verifications: Prompts that were sent to the running server, in the order of their arrival.
+        recommendation_id: Stored recommendation that this start followed.
+        log_excerpt: Lines of the engine's log that the figures were read from; null in lists.
+        pair_id: The pair of the start, found by the service.
+        received_at: Time when the service stored the start, UTC.
+        retracted_at: Time when the start was retracted, UTC; null while it counts.
+        retraction_reason: Why the start was retracted.
+        history: Changes of the start by merges and corrections, oldest first.
+    """
 
     id: UUID
     observed_at: datetime
     host: str | None
     source: str | None
     hardware: Hardware
-    model: dict[str, Any]
+    model: ModelOut
     engine: Engine
     flags: dict[str, Scalar]
     outcome: Outcome
@@ -250,7 +410,11 @@ class Entry(Protocol):
 
 
 class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Why an observation is not to be believed."""
+    """Why an observation is not to be believed.
+
+    Attributes:
+        reason: Why, in a sentence of at most 200 characters.
+    """
 
     reason: ShortText
 
@@ -328,7 +492,7 @@ def from_domain(stored: Kept) -> ObservationOut:
         host=start.host,
         source=start.source,
         hardware=start.hardware,
-        model={"name": start.model.name, "revision": start.model.revision, "facts": dict(start.model.facts)},
+        model=model_out(start.model),
         engine=start.engine,
         flags=dict(start.flags),
         outcome=start.outcome,
@@ -343,6 +507,10 @@ def from_domain(stored: Kept) -> ObservationOut:
         retraction_reason=stored.retraction_reason,
         history=[_entry_out(entry) for entry in stored.history],
     )
+
+
+def model_out(model: Model) -> ModelOut:
+    return ModelOut(name=model.name, revision=model.revision, facts=dict(model.facts))
 
 
 def _entry_out(entry: Entry) -> HistoryEntryOut:

@@ -19,14 +19,25 @@ PageToken = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page, newest first."""
+    """A page, newest first.
+
+    Attributes:
+        page_size: Rows per page.
+        page_token: `next_page_token` of the page before; absent for the first page.
+    """
 
     page_size: PageSize = 50
     page_token: PageToken | None = None
 
 
 class PairsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``search`` is part of a GPU or model name, in any case."""
+    """A page of pairs, newest first.
+
+    Attributes:
+        search: Part of a GPU or model name, in any case.
+        page_size: Rows per page.
+        page_token: `next_page_token` of the page before; absent for the first page.
+    """
 
     search: Name | None = None
     page_size: PageSize = 50
@@ -34,7 +45,18 @@ class PairsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which observations; names match exactly, ``since`` <= observed_at < ``until``."""
+    """Which observations.
+
+    Attributes:
+        pair_id: Only starts of this pair.
+        gpu: Only starts on this GPU model, by its exact name.
+        model: Only starts of this model, by its exact name.
+        engine: Only starts of this engine.
+        outcome: Only starts that ended like this.
+        host: Only starts on the machine of this name.
+        since: Only starts at or after this time, with its zone.
+        until: Only starts before this time, with its zone.
+    """
 
     pair_id: UUID | None = None
     gpu: Name | None = None
@@ -47,7 +69,12 @@ class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ObservationsQuery(ExportQuery, forbid_unknown_fields=True, kw_only=True):
-    """A page of the ledger, newest first."""
+    """A page of the ledger, newest first.
+
+    Attributes:
+        page_size: Rows per page.
+        page_token: `next_page_token` of the page before; absent for the first page.
+    """
 
     page_size: PageSize = 50
     page_token: PageToken | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 from uuid import UUID
 
 from msgspec import Meta, Struct
@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 from kvyield_server.domain.answers import Basis, BasisKind, FitSummary, Prediction
 from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Observation, Outcome, Scalar
 from kvyield_server.schemas.common import EstimateOut, Fraction, WarningOut, estimate_out, tokens_out, warnings_out
+from kvyield_server.schemas.observations import ModelOut, model_out
 
 
 class KeptPair(Protocol):
@@ -53,7 +54,14 @@ class Curve(Protocol):
 
 
 class CurveQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"lowest": "from", "highest": "to"}):
-    """``deployment`` is an id or a label; from and to bound the fraction."""
+    """Which part of which deployment's curve.
+
+    Attributes:
+        deployment: Id or label of the deployment, as the fits give it; the newest when absent.
+        lowest: Smallest fraction of the curve; just below the smallest of the starts when absent.
+        highest: Largest fraction of the curve; just above the largest of the starts when absent.
+        points: Number of points, evenly spaced.
+    """
 
     deployment: Annotated[str, Meta(min_length=1, max_length=1_000)] | None = None
     lowest: Fraction | None = None
@@ -62,11 +70,22 @@ class CurveQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"lowe
 
 
 class PairOut(Struct, frozen=True, kw_only=True):
-    """One hardware and one model; ``revision`` grows with every change of its evidence."""
+    """One hardware and one model.
+
+    Attributes:
+        id: UUID of the pair, made by the service.
+        hardware: The hardware, with the attributes that its starts agree on.
+        model: The model, with all facts that its starts gave.
+        engines: The engines that it was started with.
+        observation_count: Number of starts that count; retracted ones do not.
+        last_observed_at: Time of the newest start that counts, UTC; null without one.
+        created_at: Time when the first start of the pair was stored, UTC.
+        revision: Number that grows with every change of the pair's evidence.
+    """
 
     id: UUID
     hardware: Hardware
-    model: dict[str, Any]
+    model: ModelOut
     engines: tuple[EngineName, ...]
     observation_count: int
     last_observed_at: datetime | None
@@ -75,7 +94,15 @@ class PairOut(Struct, frozen=True, kw_only=True):
 
 
 class BasisOut(Struct, frozen=True, kw_only=True):
-    """What an answer stands on."""
+    """The evidence that an answer was made from.
+
+    Attributes:
+        kind: How much evidence there is.
+        observation_ids: The starts that were used.
+        deployment: Label of the deployment whose fit was used; null without one.
+        verified_prompt_tokens: Longest prompt that a verification of the deployment served, in tokens; null without
+            one.
+    """
 
     kind: BasisKind
     observation_ids: list[UUID]
@@ -84,7 +111,14 @@ class BasisOut(Struct, frozen=True, kw_only=True):
 
 
 class EvidenceOut(Struct, frozen=True, kw_only=True):
-    """One observation as the fit saw it; ``use`` is point, bound, free_memory_only or set_aside."""
+    """One start as the fit saw it.
+
+    Attributes:
+        observation_id: UUID of the start.
+        use: `point`: its pool is a point of the line; `bound`: it bounds the line; `free_memory_only`: only its free
+            memory counts; `set_aside`: it does not count.
+        reason: Why it was used like that.
+    """
 
     observation_id: UUID
     use: str
@@ -92,7 +126,20 @@ class EvidenceOut(Struct, frozen=True, kw_only=True):
 
 
 class FitOut(Struct, frozen=True, kw_only=True):
-    """One fitted deployment: parameters with their uncertainty, and the evidence used and set aside."""
+    """One fitted deployment.
+
+    Attributes:
+        deployment: Label of the deployment for people: engine, version, layout and KV dtype.
+        deployment_id: Id of the deployment, the same for the same facts.
+        engine: The engine.
+        engine_version: Version of the engine; null when no start said.
+        parameters: Fitted parameters by name with unit, such as `slope_tokens_per_fraction`; null without evidence.
+        basis: The evidence that the fit was made from.
+        evidence: Each start of the deployment and how it was used.
+        labels: What the evidence is marked with, such as `confounded` or `drift`.
+        warnings: What to know before the fit is used.
+        last_observed_at: Time of the newest start of the deployment, UTC; null without one.
+    """
 
     deployment: str
     deployment_id: str
@@ -107,7 +154,13 @@ class FitOut(Struct, frozen=True, kw_only=True):
 
 
 class FitsOut(Struct, frozen=True, kw_only=True):
-    """The fits of a pair, newest deployment first."""
+    """The fits of a pair.
+
+    Attributes:
+        pair_id: UUID of the pair.
+        revision: The pair's revision that the fits were made at.
+        items: One fit per deployment, the newest first.
+    """
 
     pair_id: UUID
     revision: int
@@ -115,7 +168,14 @@ class FitsOut(Struct, frozen=True, kw_only=True):
 
 
 class CurvePointOut(Struct, frozen=True, kw_only=True):
-    """Medians and bands at one fraction."""
+    """What one fraction is predicted to give.
+
+    Attributes:
+        fraction: The fraction.
+        pool_tokens: Tokens that the KV pool will hold, per data-parallel rank.
+        kv_cache_gib: Size of the KV cache, in GiB.
+        free_at_ready_gib: Free memory of the fullest GPU when the engine is ready, in GiB.
+    """
 
     fraction: float
     pool_tokens: EstimateOut | None
@@ -124,7 +184,17 @@ class CurvePointOut(Struct, frozen=True, kw_only=True):
 
 
 class CurveStartOut(Struct, frozen=True, kw_only=True):
-    """A start that the curve can be compared with."""
+    """A start that the curve can be compared with; null is not known.
+
+    Attributes:
+        observation_id: UUID of the start.
+        observed_at: Time of the start, UTC.
+        outcome: How the start ended.
+        fraction: The fraction that it was started with.
+        pool_tokens: Tokens that its KV pool held, per data-parallel rank.
+        kv_cache_gib: Size of its KV cache, in GiB.
+        free_at_ready_gib: Free memory when it was ready, in GiB.
+    """
 
     observation_id: UUID
     observed_at: datetime
@@ -136,7 +206,19 @@ class CurveStartOut(Struct, frozen=True, kw_only=True):
 
 
 class CurveOut(Struct, frozen=True, kw_only=True):
-    """A deployment's yield curve; ``flags`` are held while the fraction moves."""
+    """A deployment's yield curve.
+
+    Attributes:
+        pair_id: UUID of the pair.
+        deployment: Label of the deployment for people.
+        deployment_id: Id of the deployment.
+        engine: The engine.
+        fraction_flag: Name of the engine's fraction flag.
+        flags: The other flags, which are held while the fraction moves.
+        points: Predictions along the fraction, ascending.
+        starts: The deployment's starts.
+        warnings: What to know before the curve is used.
+    """
 
     pair_id: UUID
     deployment: str
@@ -150,11 +232,10 @@ class CurveOut(Struct, frozen=True, kw_only=True):
 
 
 def pair_out(pair: KeptPair) -> PairOut:
-    model = {"name": pair.model.name, "revision": pair.model.revision, "facts": dict(pair.model.facts)}
     return PairOut(
         id=pair.id,
         hardware=pair.hardware,
-        model=model,
+        model=model_out(pair.model),
         engines=pair.engines,
         observation_count=pair.observation_count,
         last_observed_at=pair.last_observed_at,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from uuid import UUID
 
 from msgspec import Struct
 
@@ -10,16 +10,46 @@ PROBLEM_MEDIA_TYPE = "application/problem+json"
 
 
 class FaultOut(Struct, frozen=True, kw_only=True):
-    """One thing that is wrong: ``pointer`` is a JSON pointer into the body, or to a query parameter by its name."""
+    """One thing that is wrong with a request.
+
+    Attributes:
+        pointer: JSON pointer into the body, or `/` and the name of a query parameter; empty for the whole body.
+        detail: The field, its value and what would be right.
+    """
 
     pointer: str
     detail: str
 
 
-class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """``type`` leads to a page about this kind of problem; ``request_id`` is in the service's log too.
+class MatchOut(Struct, frozen=True, kw_only=True):
+    """A pair that a request may have meant.
 
-    ``nearest`` (404) holds names that come close; ``matches`` (409) holds what the request may have meant.
+    Attributes:
+        pair_id: UUID of the pair, to be sent instead of its names.
+        gpu: GPU model of the pair.
+        gpu_count: Number of GPUs of the pair.
+        model: Name of the model of the pair.
+    """
+
+    pair_id: UUID
+    gpu: str
+    gpu_count: int
+    model: str
+
+
+class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Problem details (RFC 9457).
+
+    Attributes:
+        type: Path that leads to what this kind of problem means, such as `/problems/invalid`.
+        title: Name of the kind of problem.
+        status: The HTTP status.
+        detail: What is wrong in this very case.
+        instance: Path of the request.
+        request_id: Id of the request, which is in the service's log too.
+        errors: Each thing that is wrong with the input; empty when something else is wrong.
+        nearest: Names that come close to one that was not found.
+        matches: The pairs that the request may have meant, when it names several.
     """
 
     type: str
@@ -30,4 +60,4 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     request_id: str
     errors: list[FaultOut]
     nearest: list[str] | None = None
-    matches: list[dict[str, Any]] | None = None
+    matches: list[MatchOut] | None = None

@@ -42,8 +42,16 @@ DtypeName = Annotated[str, Meta(min_length=1, max_length=50, pattern=r"^[A-Za-z0
 class QuestionIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
     """A question: which pair, how long a prompt, and the flags that the asker wants held.
 
-    ``prompt_need_gib`` is used instead of the model's own prompt need; ``confidence`` applies to pool and memory each;
-    ``prefer``: keep what runs where it answers, else the nearest fraction; headroom: the smallest; pool: the largest.
+    Attributes:
+        target_tokens: Longest prompt that the engine must serve, in tokens.
+        reply_tokens: Tokens of the reply that the pool must hold beside the prompt.
+        concurrent: Number of such requests that the pool must hold at once.
+        confidence: Probability that the pool, and that the memory, must each reach.
+        prompt_need_gib: Memory that a prompt takes at its peak, in GiB, instead of the yield model's own prompt need.
+        max_running_requests: Value to hold the engine's limit of running requests at.
+        kv_cache_dtype: Type of the KV cache to hold, one that the engine takes, such as `fp8_e4m3`.
+        chunked_prefill_size: Tokens of a prefill chunk to hold; -1 turns chunks off.
+        prefer: Which fraction to advise of those that answer the question.
     """
 
     target_tokens: AskedTokens
@@ -58,13 +66,24 @@ class QuestionIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
 
 
 class RecommendQuery(QuestionIn, forbid_unknown_fields=True, kw_only=True):
-    """The same question as query parameters; ``format`` asks for text to paste instead of JSON."""
+    """The same question as query parameters.
+
+    Attributes:
+        format: Text to paste instead of JSON: command-line arguments, a systemd drop-in, a `docker run`, a compose file
+            or a Kubernetes patch.
+    """
 
     format: RenderFormat | None = None
 
 
 class RecommendationIn(QuestionIn, forbid_unknown_fields=True, kw_only=True):
-    """The same question as a body; with ``facts`` of the model's config the pair may be one never recorded."""
+    """The same question as a body; with `facts` the pair may be one that was never recorded.
+
+    Attributes:
+        facts: Fields of the model's `config.json`, for a model that was never recorded.
+        memory_gib: Total memory of one GPU, in GiB, instead of the recorded one.
+        unified_memory: Whether the GPU uses the host's memory, instead of what is recorded.
+    """
 
     facts: FactsIn | None = None
     memory_gib: MemoryGib | None = None
@@ -72,11 +91,25 @@ class RecommendationIn(QuestionIn, forbid_unknown_fields=True, kw_only=True):
 
 
 class FormatQuery(Struct, forbid_unknown_fields=True, kw_only=True):
+    """How to give the answer.
+
+    Attributes:
+        format: Text to paste instead of JSON: command-line arguments, a systemd drop-in, a `docker run`, a compose file
+            or a Kubernetes patch.
+    """
+
     format: RenderFormat | None = None
 
 
 class ChangeOut(Struct, frozen=True, kw_only=True, rename={"from_value": "from", "to_value": "to"}):
-    """One flag that the advice changes; ``from`` is null when the running value is not known."""
+    """One flag that the advice changes.
+
+    Attributes:
+        flag: The engine's own name of the flag.
+        from_value: Value that runs now; null when it is not known.
+        to_value: Value to restart with.
+        reason: Why it changes.
+    """
 
     flag: str
     from_value: Scalar
@@ -85,25 +118,57 @@ class ChangeOut(Struct, frozen=True, kw_only=True, rename={"from_value": "from",
 
 
 class AdvicePredictionOut(Struct, frozen=True, kw_only=True):
+    """What the advised flags are predicted to give; null when there is not enough evidence.
+
+    Attributes:
+        pool_tokens: Tokens that the KV pool will hold, per data-parallel rank.
+        free_at_ready_gib: Free memory of the fullest GPU when the engine is ready, in GiB.
+        headroom_gib: Free memory at ready minus the prompt need of the question, in GiB.
+    """
+
     pool_tokens: EstimateOut | None
     free_at_ready_gib: EstimateOut | None
     headroom_gib: EstimateOut | None
 
 
 class ProbabilityOut(Struct, frozen=True, kw_only=True):
+    """Probabilities, 0 to 1; null where no evidence tells.
+
+    Attributes:
+        pool: Probability that the pool holds the target.
+        memory: Probability that the memory suffices for the prompt.
+        joint: Probability of both.
+    """
+
     pool: float | None
     memory: float | None
     joint: float | None
 
 
 class RestartsOut(Struct, frozen=True, kw_only=True):
+    """What the advice costs in restarts.
+
+    Attributes:
+        expected: Expected number of restarts until the target is held; 0 when what runs is kept.
+        minutes: Expected time of all of them, in minutes; null when no start was timed.
+        minutes_each: Time of one restart, in minutes: the median of the starts; null when none was timed.
+    """
+
     expected: float | None
     minutes: float | None
     minutes_each: float | None
 
 
 class LeverOut(Struct, frozen=True, kw_only=True):
-    """Another change of flags, what it is predicted to gain and what it costs."""
+    """Another change of flags.
+
+    Attributes:
+        flags: The flags of this alternative, the fraction included.
+        gain_tokens: Tokens of pool that it gains over the advice.
+        gain_gib: Headroom that it gains over the advice, in GiB; null when it is not known.
+        joint: Probability that pool and memory both suffice, 0 to 1; null when it is not known.
+        cost: What it costs, in a sentence.
+    """
 
     flags: dict[str, Scalar]
     gain_tokens: int
@@ -113,7 +178,28 @@ class LeverOut(Struct, frozen=True, kw_only=True):
 
 
 class AdviceOut(Struct, frozen=True, kw_only=True):
-    """The answer to a question. All changes go into one restart; ``window`` is null when it is empty."""
+    """The answer to a question. All changes go into one restart.
+
+    Attributes:
+        headline: The answer in one sentence; null on answers that an older version stored.
+        status: Whether the flags answer the question.
+        engine: The engine that the flags are for.
+        flags: The flags to restart with, by the engine's own names.
+        command_line: The same flags as command-line arguments.
+        changes: The flags that differ from what runs; empty when what runs is kept.
+        prediction: What the flags are predicted to give.
+        probability: How likely they are to suffice; null when there is not enough evidence.
+        window: The fractions that answer the question; null when there is none.
+        restarts: What the advice costs in restarts; null when it is not known.
+        verification_seconds: Time that a verification of the question takes, in seconds; null when none was timed.
+        basis: The evidence that the answer was made from.
+        alternatives: Other changes of flags, the best first.
+        warnings: What to know before the flags are used.
+        explanation: How the answer was found, in sentences for people.
+        binding_constraint: What keeps the flags from answering the question, such as `pool`, `headroom`,
+            `context_length` or `evidence`; null when nothing does.
+        pair_id: UUID of the pair; null for a pair that was never recorded.
+    """
 
     headline: Headline | None
     status: Status
@@ -134,22 +220,56 @@ class AdviceOut(Struct, frozen=True, kw_only=True):
     pair_id: UUID | None
 
 
-class RecommendationOut(AdviceOut, frozen=True, kw_only=True):
-    """A stored answer; ``observation_id`` is the start that settled it.
+class QuestionOut(Struct, frozen=True, kw_only=True):
+    """A question as it was asked; null is not said.
 
-    ``settlement`` says so when that start does not count: it was started with other flags than advised.
+    Attributes:
+        target_tokens: Longest prompt that the engine must serve, in tokens.
+        reply_tokens: Tokens of the reply that the pool must hold beside the prompt.
+        concurrent: Number of such requests that the pool must hold at once.
+        confidence: Probability that the pool, and that the memory, must each reach.
+        prompt_need_gib: Memory that a prompt takes at its peak, in GiB.
+        flags: Flags that were to be held.
+        engine_version: Version that was to be started.
+        prefer: Which fraction to advise of those that answer the question.
+    """
+
+    target_tokens: int
+    reply_tokens: int
+    concurrent: int
+    confidence: float
+    prompt_need_gib: float | None
+    flags: dict[str, Scalar]
+    engine_version: str | None
+    prefer: Prefer
+
+
+class RecommendationOut(AdviceOut, frozen=True, kw_only=True):
+    """A stored answer.
+
+    Attributes:
+        id: UUID of the recommendation, to be given as `recommendation_id` by the start that follows it.
+        made_at: Time when it was made, UTC.
+        question: The question as it was asked.
+        observation_id: The start that settled it; null while none has.
+        settled_at: Time when that start settled it, UTC; null while none has.
+        settlement: Why the start that settled it does not count, such as other flags than advised; else null.
     """
 
     id: UUID
     made_at: datetime
-    question: dict[str, Any]
+    question: QuestionOut
     observation_id: UUID | None
     settled_at: datetime | None
     settlement: str | None
 
 
 class SettlementIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which stored start followed the recommendation."""
+    """Which start followed the recommendation.
+
+    Attributes:
+        observation_id: UUID of the stored start.
+    """
 
     observation_id: UUID
 
@@ -205,7 +325,7 @@ def recommendation_out(kept: KeptRecommendation, settlement: str | None = None) 
         pair_id=kept.pair_id,
         id=kept.id,
         made_at=kept.made_at,
-        question=msgspec.to_builtins(kept.question),
+        question=msgspec.convert(kept.question, QuestionOut, from_attributes=True),
         observation_id=kept.observation_id,
         settled_at=kept.settled_at,
         settlement=settlement,

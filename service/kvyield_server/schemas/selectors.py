@@ -18,7 +18,17 @@ _NAMES = ("gpu", "gpu_count", "model", "engine")
 
 
 class NamedIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """``pair_id``, or ``gpu``, ``gpu_count``, ``model`` and ``engine``; ``like`` names a start."""
+    """Which pair and deployment is meant: `pair_id`, or all of `gpu`, `gpu_count`, `model` and `engine`.
+
+    Attributes:
+        pair_id: The pair, instead of its names.
+        gpu: GPU model of the pair; case, spaces, punctuation and vendor prefixes do not matter.
+        gpu_count: Number of GPUs of the pair.
+        model: Name of the model of the pair; case, spaces, punctuation and vendor prefixes do not matter.
+        engine: The engine; beside `pair_id` that of the newest start when absent.
+        engine_version: Version that will be started; its deployment is taken where there is one.
+        like: A start whose deployment is meant; else that of the newest start that agrees with the flags given.
+    """
 
     pair_id: UUID | None = None
     gpu: Name | None = None
@@ -30,7 +40,13 @@ class NamedIn(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SelectorIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
-    """Which pair and deployment is meant; with ``facts`` of the model's config the pair may be one never recorded."""
+    """Which pair and deployment is meant; with `facts` the pair may be one that was never recorded.
+
+    Attributes:
+        facts: Fields of the model's `config.json`, for a model that was never recorded.
+        memory_gib: Total memory of one GPU, in GiB, instead of the recorded one.
+        unified_memory: Whether the GPU uses the host's memory, instead of what is recorded.
+    """
 
     facts: FactsIn | None = None
     memory_gib: MemoryGib | None = None

@@ -54,17 +54,18 @@ NO_MEMORY_FLAGS = frozenset(
 
 
 class Outcome(StrEnum):
-    """How a start ended."""
+    """How a start ended: `ready`; `refused`, the engine said no before or at the pool; `oom_startup` and `oom_runtime`,
+    out of GPU memory before and after it was ready; `failed` for another reason."""
 
     READY = "ready"
-    REFUSED = "refused"  # the engine said no before or at the pool
+    REFUSED = "refused"
     OOM_STARTUP = "oom_startup"
     OOM_RUNTIME = "oom_runtime"
     FAILED = "failed"
 
 
 class Phase(StrEnum):
-    """Where in its life a start failed."""
+    """Where in its life a start failed: while it loaded weights, sized the pool, captured graphs or served."""
 
     LOAD = "load"
     POOL = "pool"
@@ -132,7 +133,7 @@ class Measurements:
 
 
 class Cause(StrEnum):
-    """Why a start failed; the outcome says what happened."""
+    """Why a start failed: the memory of the GPU or of the host, killed from outside, or an error of the engine."""
 
     GPU_MEMORY = "gpu_memory"
     HOST_MEMORY = "host_memory"

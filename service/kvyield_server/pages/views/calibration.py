@@ -78,7 +78,7 @@ def log_row(answer: RecommendationOut, start: ObservationOut | None) -> LogRow:
         made_at=answer.made_at,
         pair_id=answer.pair_id,
         status_word=STATUS_WORDS[Status(answer.status)],
-        target=tokens(answer.question["target_tokens"]),
+        target=tokens(answer.question.target_tokens),
         command_line=answer.command_line or "nothing to restart with",
         predicted_pool=span_tokens(predicted.pool_tokens),
         predicted_free=span_gib(predicted.free_at_ready_gib),

@@ -75,7 +75,7 @@ def observation_view(start: ObservationOut, fits: Sequence[FitSummary]) -> Obser
         measurements=_measurements(start.measurements),
         flags=tuple((name, flag_value(start.flags[name])) for name in sorted(start.flags)),
         failure=_failure(start),
-        facts=tuple((name, _fact(value)) for name, value in sorted(start.model["facts"].items())),
+        facts=tuple((name, _fact(value)) for name, value in sorted(start.model.facts.items())),
         verifications=tuple(_verification(item, start.measurements) for item in start.verifications),
         memory=memory_steps(start.measurements, start.verifications),
         fit_use=use,

@@ -45,7 +45,7 @@ def pair_row(pair: PairOut, last: ObservationOut | None, fits: Sequence[FitSumma
     measured = last.measurements if last else None
     return PairRow(
         id=pair.id,
-        model=str(pair.model["name"]),
+        model=pair.model.name,
         hardware=hardware_text(pair.hardware),
         engines=", ".join(engine_word(name) for name in pair.engines),
         starts=plural(pair.observation_count, "start"),
