@@ -7,6 +7,7 @@
     ├── SourceError                 a log could not be read
     ├── IncompleteError             facts are missing without which a start cannot be posted
     ├── SpoolError                  the disk queue could not be written or read
+    ├── TuneError                   an engine cannot be restarted with other flags, or put back
     └── ServiceError                everything that goes wrong with the service
         ├── ServiceUnreachableError     no answer: refused, cut off, no such host, bad certificate
         │   └── DeadlineError           no answer in the time that was allowed
@@ -54,6 +55,10 @@ class IncompleteError(KvyieldError):
 
 class SpoolError(KvyieldError):
     """The disk queue could not be written or read."""
+
+
+class TuneError(KvyieldError):
+    """An engine cannot be restarted with other flags, or put back; the text says why and what would be right."""
 
 
 class ServiceError(KvyieldError):
