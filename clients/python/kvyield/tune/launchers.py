@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from kvyield._errors import KvyieldError
+from kvyield._errors import TuneError
 from kvyield._wire import Scalar
 from kvyield.sources import Source
+
+__all__ = ["Launcher", "Snapshot", "State", "TuneError"]
 
 State = Literal["running", "stopped", "failed"]
 Snapshot = dict[str, Any]
 """JSON-able: all that is needed to put back what is there now."""
-
-
-class TuneError(KvyieldError):
-    """The engine's start could not be changed; the text holds the words of the tool that refused."""
 
 
 class Launcher(Protocol):
