@@ -108,12 +108,25 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
         for name in numbers & given.keys()
         if not _DIGITS.fullmatch(given[name])
     ]
+    faults += [
+        Fault(f"/{it.encode_name}", f"{it.encode_name} is {given[it.encode_name]}: give a value, or leave it out.")
+        for it in msgspec.structs.fields(expected)
+        if it.encode_name in given and _is_read_as_none(given[it.encode_name], it.type)
+    ]
     if not faults and not any("\0" in text for text in given.values()):
         try:
             return msgspec.convert(given, expected, strict=False)
         except msgspec.ValidationError:
             pass
     raise FaultyBodyError(first_faults(faults + faults_of(given, expected, strict=False)))
+
+
+def _is_read_as_none(text: str, kind: Any) -> bool:
+    """Say whether a text that is no text's value is taken for none: where types are read loosely, ``null`` is."""
+    try:
+        return msgspec.convert(text, kind, strict=False) is None
+    except msgspec.ValidationError:
+        return False
 
 
 @cache
