@@ -290,7 +290,7 @@ def test_parameters_of_a_post_are_refused(client: Client) -> None:
         ("GET", "/pairs/0197b0a0-0000-7000-8000-000000000001/fits", 404),
         ("GET", "/recommendations/0197b0a0-0000-7000-8000-000000000001", 404),
         ("GET", "/problems/none", 404),
-        ("GET", "/schema", 404),
+        ("GET", "/schema/nothing", 404),
         ("GET", "/schema/swagger", 404),
         ("GET", "/%ff", 404),
         ("PUT", "/observations", 405),
