@@ -8,7 +8,7 @@ from pathlib import Path
 from _samples_client import sample
 from kvyield import Client
 from kvyield._transfer import Limits
-from kvyield.delivery import deliver
+from kvyield.delivery import keep
 from kvyield.spool import Spool
 
 
@@ -30,11 +30,11 @@ def send(spool: Spool, url: str) -> None:
 
 
 def bring(spool: Spool, url: str, first: int) -> None:
-    """Delivers starts for ever; prints each number once `deliver` has said that it is kept."""
+    """Delivers starts for ever; prints each number once `send` has said that it is kept."""
     number = first
     with Client(url, limits=Limits(first_pause_seconds=0.01, total_seconds=5.0)) as client:
         while True:
-            [delivery] = deliver([sample(number)], spool, client)
+            [delivery] = keep([sample(number)], spool).send(client)
             assert delivery.fate in ("stored", "known", "spooled"), delivery
             print(number, flush=True)
             number += 1

@@ -37,6 +37,8 @@ def add_columns() -> None:
     op.add_column("hardware", sa.Column("driver_memory_gib", sa.Double()))
     op.add_column("observation", sa.Column("driver_memory_gib", sa.Double()))
     op.add_column("observation", sa.Column("is_timed", sa.Boolean()))
+    # null in rows of release 0.1, which took times without a zone for UTC
+    op.add_column("observation", sa.Column("is_zoned", sa.Boolean()))
     # a post without a time was given the moment of its arrival
     op.execute("UPDATE observation SET is_timed = (observed_at <> received_at)")
     op.add_column("verification", sa.Column("answer", sa.String()))
@@ -61,6 +63,7 @@ def create_account() -> None:
         sa.Column("received_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("token_id", sa.Uuid()),
         sa.Column("is_timed", sa.Boolean(), nullable=False),
+        sa.Column("is_zoned", sa.Boolean(), nullable=False),
         sa.Column("body", sa.JSON(), nullable=False),
         sa.ForeignKeyConstraint(["observation_id"], ["observation.id"], name=op.f("fk_account_observation_id")),
         sa.ForeignKeyConstraint(["token_id"], ["api_token.id"], name=op.f("fk_account_token_id")),
@@ -126,6 +129,7 @@ def downgrade() -> None:
     op.drop_table("account")
     op.drop_table("alias")
     op.drop_column("verification", "answer")
+    op.drop_column("observation", "is_zoned")
     op.drop_column("observation", "is_timed")
     op.drop_column("observation", "driver_memory_gib")
     op.drop_column("hardware", "driver_memory_gib")

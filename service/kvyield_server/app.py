@@ -15,13 +15,14 @@ from kvyield_server.api.openapi import document
 from kvyield_server.api.problems import EXCEPTION_HANDLERS
 from kvyield_server.api.request import StrictRequest
 from kvyield_server.api.router import API
-from kvyield_server.api.services import Services, utc_now
+from kvyield_server.api.services import Services
 from kvyield_server.api.telemetry import Telemetry
 from kvyield_server.errors import ForbiddenError
 from kvyield_server.pages.router import page_routers
 from kvyield_server.settings import Settings
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage
+from kvyield_server.storage.values import utc_now
 from kvyield_server.usecases.tokens import any_valid_token, is_loopback
 
 

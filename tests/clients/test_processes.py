@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from kvyield.assemble import Extras
+from kvyield.cli.observe import running_engine
 from kvyield.engines import Sourced, Start
+from kvyield.engines.endpoints import read_endpoints
 from kvyield.identity import Identity, contradictions, of_start
-from kvyield.intake import process_of, timed_from_process
+from kvyield.intake import Running, process_of, read_endpoints_only, timed_from_process
 from kvyield.processes import Listener, engine_on
 
 LISTEN = (
@@ -184,3 +187,66 @@ def test_the_process_of_a_start_names_its_engine_and_model(server: tuple[Listene
     assert process_of(replace(came_up(port, NOW), engine="vllm")) is None
     assert process_of(replace(came_up(port, NOW), outcome="oom_startup")) is None
     assert process_of(replace(came_up(port, NOW), flags={})) is None
+
+
+SERVED = (
+    "import http.server, json, sys\n"
+    "class Answer(http.server.BaseHTTPRequestHandler):\n"
+    "    def do_GET(self):\n"
+    '        body = b\'vllm:cache_config_info{gpu_memory_utilization="0.9",kv_cache_size_tokens="5000"} 1.0\\n\'\n'
+    "        found = self.path == '/metrics'\n"
+    "        self.send_response(200 if found else 404)\n"
+    "        self.end_headers()\n"
+    "        self.wfile.write(body if found else b'{}')\n"
+    "    def log_message(self, *words): pass\n"
+    "server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), Answer)\n"
+    "print(server.server_port, flush=True)\n"
+    "server.serve_forever()\n"
+)
+
+
+def test_an_engine_asked_without_its_log_tells_when_its_process_began() -> None:
+    """The kernel's time of the process behind the port, to the second, the same however often it is asked."""
+    command = [sys.executable, "-c", SERVED, "vllm", "serve"]
+    began = datetime.now(timezone.utc)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        given = {"server": f"http://127.0.0.1:{port}", "server_key": None}
+        [first] = read_endpoints_only(running_engine(given), Extras()).starts
+        time.sleep(0.6)
+        [again] = read_endpoints_only(running_engine(given), Extras()).starts
+        process.kill()
+    moment = first.draft["observed_at"]
+    assert abs((moment - began).total_seconds()) <= 1.5
+    assert moment.microsecond == 0
+    assert abs((again.draft["observed_at"] - moment).total_seconds()) <= 1
+    assert first.sources["observed_at"] == f"the start of process {process.pid} of this host"
+    assert first.draft["source"] == "endpoint"
+
+
+METRICS = 'vllm:cache_config_info{gpu_memory_utilization="0.9",kv_cache_size_tokens="5000"} 1.0\n'
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("process_start_time_seconds 1.79604000012e+09", datetime(2026, 11, 30, 12, 0, tzinfo=timezone.utc)),
+        ('process_start_time_seconds{pid="7"} 1.79604e+09', None),
+        ("process_start_time_seconds 1.79604e+09\nprocess_start_time_seconds 1.796005e+09", None),
+        ("process_start_time_seconds 1e300", None),
+        ("process_start_time_seconds NaN", None),
+        ("", None),
+    ],
+)
+def test_an_engine_elsewhere_tells_when_it_began(line: str, expected: datetime | None) -> None:
+    """Its metrics hold the start of the one process that they are of; what is no time is passed over."""
+    body = f"{METRICS}{line}\n".encode()
+    running = Running(lambda path: (200, body) if path == "/metrics" else (404, b""))
+    [start] = read_endpoints_only(running, Extras()).starts
+    assert start.draft["observed_at"] == expected
+    assert start.sources.get("observed_at") == (expected and "GET /metrics, process_start_time_seconds")
+    log = replace(started(), engine="vllm")
+    identity = of_start(read_endpoints(running.get), "the server")
+    assert (identity.process_at, identity.began_at) == (expected, None)
+    assert read_endpoints(running.get, log).observed_at == NOW

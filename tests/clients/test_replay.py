@@ -20,7 +20,7 @@ from kvyield._errors import ServiceFailedError
 from kvyield._ids import start_id
 from kvyield._replay import KEPT, SETTLED, UNSETTLED, post_start
 from kvyield._transfer import Limits
-from kvyield.delivery import Delivery, deliver, deliver_batch, keep_verification
+from kvyield.delivery import Delivery, deliver_batch, keep, keep_verification
 from kvyield.spool import Spool
 
 ONE, TWO = UUID(int=1), UUID(int=2)
@@ -54,7 +54,7 @@ def richer() -> Observation:
 
 
 def one_by_one(found: list[Observation], spool: Spool, client: Client) -> list[Delivery]:
-    return deliver(found, spool, client)
+    return keep(found, spool).send(client)
 
 
 @pytest.mark.parametrize("way", [one_by_one, deliver_batch])
@@ -187,7 +187,7 @@ def test_a_conflict_while_the_service_goes_away_waits(service: StandIn, spool: S
     service.faults += [lambda handler: handler._post(), faults.status(503)]
     assert [one.fate for one in deliver_batch([richer()], spool, client)] == ["spooled"]
     assert spool.pending_count() == 1
-    assert [one.fate for one in deliver([richer()], spool, client)] == ["known"]
+    assert [one.fate for one in keep([richer()], spool).send(client)] == ["known"]
     assert spool.items() == []
 
 
@@ -201,7 +201,7 @@ def test_an_older_service_takes_verifications_as_it_knew_them(
     check = Verification(prompt_tokens=60_010, passed=True, answer=answer)
     service.faults.append(faults.body(body, code=422))
     start = changed(sample(), verifications=[check])
-    [stored] = deliver([start], spool, client)
+    [stored] = keep([start], spool).send(client)
     service.faults.append(faults.body(body, code=422))
     assert stored.stored_id is not None
     [added] = keep_verification(stored.stored_id, check, spool).send(client)

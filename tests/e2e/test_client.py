@@ -13,7 +13,7 @@ from e2e.running import Server
 from kvyield import Client, Observation, Verification
 from kvyield._ids import start_id
 from kvyield._replay import SETTLED
-from kvyield.delivery import deliver, deliver_batch
+from kvyield.delivery import deliver_batch, keep
 from kvyield.spool import Spool
 
 
@@ -48,18 +48,18 @@ def test_a_newer_reader_and_a_replica_at_the_real_service(client: Client, tmp_pa
     assert client.observation(old[0].id or "").flags["page_size"] == 64
     pool = msgspec.structs.replace(old[0].measurements, pool_tokens=200_000)
     replica = seen(newer[0], host="gpu-02", measurements=pool)
-    assert [one.fate for one in deliver([replica], spool, client)] == ["stored"]
-    assert [one.fate for one in deliver([replica, newer[0]], spool, client)] == ["known", "known"]
+    assert [one.fate for one in keep([replica], spool).send(client)] == ["stored"]
+    assert [one.fate for one in keep([replica, newer[0]], spool).send(client)] == ["known", "known"]
     assert len(list(client.observations(model=model))) == 21
 
 
 def test_a_verification_that_comes_with_a_known_start_is_kept_once(client: Client, tmp_path: Path) -> None:
     """A start that was stored without its verification gets it from a later replay, once."""
     spool, bare = Spool(tmp_path / "spool"), sample(1, model="tests/verified")
-    deliver([bare], spool, client)
+    keep([bare], spool).send(client)
     verified = seen(bare, verifications=[Verification(prompt_tokens=60_010, passed=True)])
     for _ in range(2):
-        assert [one.fate for one in deliver([verified], spool, client)] == ["known"]
+        assert [one.fate for one in keep([verified], spool).send(client)] == ["known"]
     assert [one.prompt_tokens for one in client.observation(bare.id or "").verifications] == [60_010]
 
 
@@ -67,14 +67,14 @@ def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp
     """A watch posts the start first; a report that names the advice then settles it, and both again change nothing."""
     spool, watched = Spool(tmp_path / "spool"), sample(1, model="tests/watched")
     hardware = watched.hardware
-    deliver([sample(0, model="tests/watched")], spool, client)
+    keep([sample(0, model="tests/watched")], spool).send(client)
     kept = client.store_recommendation(
         target_tokens=1_000, model="tests/watched", gpu=hardware.gpu, gpu_count=hardware.gpu_count, engine="sglang"
     )
-    assert [one.fate for one in deliver([watched], spool, client)] == ["stored"]
+    assert [one.fate for one in keep([watched], spool).send(client)] == ["stored"]
     report = seen(watched, recommendation_id=kept.id)
     for _ in range(2):
-        assert [(one.fate, one.reason) for one in deliver([report], spool, client)] == [("known", SETTLED)]
+        assert [(one.fate, one.reason) for one in keep([report], spool).send(client)] == [("known", SETTLED)]
     assert client.recommendation(kept.id or "").observation_id == watched.id
     assert len(list(client.observations(model="tests/watched"))) == 2
 
@@ -82,9 +82,9 @@ def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp
 def test_a_start_that_was_retracted_says_so_when_it_is_posted_again(client: Client, tmp_path: Path) -> None:
     """A replay of a spool is known, and the reason of the retraction is told."""
     spool, start = Spool(tmp_path / "spool"), sample(1, model="tests/retracted")
-    deliver([start], spool, client)
+    keep([start], spool).send(client)
     client.retract(start.id or "", "the log of another machine")
-    [again] = deliver([start], spool, client)
+    [again] = keep([start], spool).send(client)
     assert again.fate == "known"
     assert "was retracted on" in (again.reason or "")
     assert "the log of another machine; it counts as no evidence" in (again.reason or "")

@@ -10,9 +10,13 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import update
 from uuid6 import uuid7
 
 from kvyield_server.domain.facts.observation import (
@@ -29,6 +33,7 @@ from kvyield_server.domain.facts.observation import (
     Verification,
 )
 from kvyield_server.errors import ConflictError
+from kvyield_server.storage import tables
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter, StoredObservation
 from kvyield_server.storage.uow import Storage
@@ -195,17 +200,86 @@ def test_a_figure_of_a_start_that_was_not_ready_is_not_free_at_ready(storage: St
     assert stored.observation.measurements.pool_tokens == 192406
 
 
+def forget_zones(storage: Storage) -> None:
+    """Make the stored rows such as release 0.1 left them, which took times without a zone for UTC."""
+    query = update(tables.observation).values(is_zoned=None)
+    storage.write(lambda uow: uow.connection.execute(query)).result()
+
+
 @pytest.mark.parametrize("hours", [2, -5, 5.5, 9])
 @pytest.mark.parametrize("kept", ["lines", "figures"])
 def test_a_log_that_was_read_in_another_zone_is_known(storage: Storage, hours: float, kept: str) -> None:
-    """A row of before zones were known is found by its log's lines, or by every figure with the time to start up."""
+    """A row of before zones were known is found by its log's lines, or by every figure with the time to start up; a
+    reader that took another zone for the host's is known by the lines."""
     excerpt = LINES if kept == "lines" else None
     old = log(BEGUN + timedelta(hours=hours), log_excerpt=excerpt)
     post(storage, old, now=BEGUN + timedelta(days=1))
+    if kept == "figures":
+        forget_zones(storage)
     (again,) = post(storage, log(log_excerpt=excerpt))
     assert not again.is_new
     (stored,) = rows(storage)
     assert stored.observation.observed_at == BEGUN
+    assert stored.is_zoned
+    (third,) = post(storage, log(BEGUN + timedelta(hours=hours, seconds=1), log_excerpt=excerpt))
+    assert third.is_new is (kept == "figures")
+
+
+@pytest.mark.parametrize("hours", [0.25, 1, 2, -5, 5.5, 9, 14])
+@pytest.mark.parametrize("excerpt", [None, "loaded in 00:05:10"], ids=["no lines", "a duration"])
+def test_a_restart_every_hour_is_a_start_each(storage: Storage, hours: float, excerpt: str | None) -> None:
+    """Two starts whose every figure is equal and that are a zone apart are two: a timer restarts engines too."""
+    both = (log(log_excerpt=excerpt), log(BEGUN + timedelta(hours=hours, seconds=1), log_excerpt=excerpt))
+    told = post(storage, *both, now=BEGUN + timedelta(days=1))
+    assert [each.is_new for each in told] == [True, True]
+    assert len(rows(storage)) == 2
+
+
+def process(seconds: float, **fields: Any) -> Observation:
+    """Return what an endpoint tells whose process began that long before the log's first line."""
+    return endpoint(BEGUN - timedelta(seconds=seconds), **fields)
+
+
+@pytest.mark.parametrize("seconds", [0, 1, 17, 599])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_endpoint_with_the_start_of_its_process_and_the_log_are_one(
+    storage: Storage, seconds: float, is_first: bool
+) -> None:
+    """A process imports for up to ten minutes before its first line; the row has the log's time."""
+    both = [log(log_excerpt=LINES), process(seconds)]
+    post(storage, *(reversed(both) if is_first else both))
+    (stored,) = rows(storage)
+    assert (stored.observation.observed_at, stored.observation.source) == (BEGUN, "log")
+
+
+OTHER_PROCESSES = {
+    "after the first line": (process(-30), NOW),
+    "too long before": (process(601), NOW),
+    "before the log says ready": (process(200), BEGUN + timedelta(seconds=100)),
+    "another pool": (process(17, measurements=Measurements(pool_tokens=192_000)), NOW),
+    "another port": (process(17, flags={"mem_fraction_static": 0.92, "port": 30001}), NOW),
+    "another version": (process(17, engine=Engine(name=EngineName.SGLANG, version="0.5.13")), NOW),
+}
+
+
+@pytest.mark.parametrize("name", OTHER_PROCESSES)
+@pytest.mark.parametrize("is_first", [False, True])
+def test_an_endpoint_of_another_process_is_another_start(storage: Storage, name: str, is_first: bool) -> None:
+    """What answered before the log's server was ready, or differs, is of the start before or after."""
+    asked, now = OTHER_PROCESSES[name]
+    asked = replace(asked, id=uuid7())
+    posts = [(log(log_excerpt=LINES), NOW), (asked, now)]
+    for start, when in reversed(posts) if is_first else posts:
+        (told,) = post(storage, start, now=when)
+        assert told.is_new
+    assert len(rows(storage)) == 2
+
+
+def test_an_endpoint_is_asked_again_after_a_restart(storage: Storage) -> None:
+    """Equal flags and an equal pool: the process tells that it is another start."""
+    first = post(storage, endpoint(BEGUN), endpoint(BEGUN + timedelta(seconds=1)), now=NOW)
+    (second,) = post(storage, endpoint(BEGUN + timedelta(minutes=9)), now=NOW)
+    assert [each.is_new for each in (*first, second)] == [True, False, True]
 
 
 OTHERS = {
@@ -347,3 +421,41 @@ def test_two_replicas_tell_one_start_at_once(postgres_url: str) -> None:
         assert {each.observation.outcome for each in rows(two)} == {Outcome.OOM_RUNTIME}
         with one.read() as uow:
             assert [pair.observation_count for pair in uow.pairs.page(None, None, 10).items] == [12]
+
+
+READY_AFTER = timedelta(seconds=FIGURES["startup_seconds"])
+GAPS = st.sampled_from((7 * 60, 15 * 60, 3600, 2 * 3600, 5.5 * 3600, 14 * 3600, 86_400)) | st.integers(400, 90_000)
+
+
+def tellings(
+    begun: datetime, imports: float, zone: float, delays: Sequence[float]
+) -> list[tuple[datetime, Observation]]:
+    """Return how one start is told: by its log, by the log in another zone, by its endpoint; each when it is posted."""
+    clock, stop = begun.strftime("%m-%d %H:%M:%S"), (begun + READY_AFTER).strftime("%m-%d %H:%M:%S")
+    lines = f"INFO {clock} [config.py:1] begin\nINFO {stop} [api_server.py:9] ready in 00:05:48"
+    told = [
+        log(begun, log_excerpt=lines),
+        log(begun + timedelta(hours=zone), log_excerpt=lines, source="import"),
+        endpoint(begun - timedelta(seconds=imports)),
+    ]
+    return [(begun + READY_AFTER + timedelta(seconds=delay), each) for each, delay in zip(told, delays, strict=True)]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_as_many_rows_as_starts(data: st.DataObject) -> None:
+    """Starts of one host with equal flags and figures, each told by its log, perhaps in two zones and by its endpoint:
+    one row each, whatever is posted late."""
+    begun, posts = BEGUN, []
+    count = data.draw(st.integers(1, 4))
+    for _ in range(count):
+        gap = data.draw(GAPS)
+        begun += timedelta(seconds=gap)
+        imports = data.draw(st.integers(0, 30))
+        late = data.draw(st.tuples(st.integers(0, 90_000), st.integers(0, 90_000), st.integers(0, 40)))
+        mine = tellings(begun, imports, data.draw(st.sampled_from((-5, 2, 5.5, 9))), late)
+        posts += [each for each in mine if each is mine[0] or data.draw(st.booleans())]
+    with TemporaryDirectory() as folder, closing(open_storage(f"sqlite:///{folder}/kvyield.db")) as storage:
+        for now, each in sorted(posts, key=lambda one: one[0]):
+            post(storage, each, now=now)
+        assert len(rows(storage)) == count

@@ -152,7 +152,8 @@ class _Assembly:
         if moment is None or not is_start_time(moment):
             return None
         zone = self.start.zone
-        self.sources["observed_at"] = f"the log's times, which name no zone: {zone}" if zone else "the log's times"
+        logged = f"the log's times, which name no zone: {zone}" if zone else "the log's times"
+        self.sources["observed_at"] = self.start.process or logged
         return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).astimezone(timezone.utc)
 
     def hardware(self, flags: Mapping[str, Any]) -> dict[str, Any]:

@@ -131,16 +131,6 @@ def keep_verification(observation_id: UUID, verification: _wire.Verification, sp
     return kept
 
 
-def deliver(
-    observations: Sequence[_wire.Observation], spool: Spool, client: Poster, *, budget_seconds: float = 60.0
-) -> list[Delivery]:
-    """Write each to the spool, then send what the spool holds, oldest first, for at most ``budget_seconds``.
-
-    Never raises for a service that is away; a spool that cannot be written (a full disk) leads to a direct attempt.
-    """
-    return keep(observations, spool).send(client, budget_seconds=budget_seconds)
-
-
 def deliver_batch(observations: Sequence[_wire.Observation], spool: Spool, client: Poster) -> list[Delivery]:
     """Post many at once; what the service does not take now is spooled. For logs, which can be read again."""
     named = [msgspec.structs.replace(one, id=one.id or start_id(one)) for one in observations]

@@ -44,7 +44,8 @@ class Identity:
 def of_start(start: Start, name: str, listener: Listener | None = None) -> Identity:
     """A start as a log or the endpoints told it; ``listener`` is the process behind the endpoints."""
     told = {key: sourced.value for key, sourced in {**start.facts, **start.flags}.items()}
-    moment = start.observed_at
+    moment = start.observed_at if start.observed_at is not None and start.observed_at.tzinfo is not None else None
+    process_at = listener.started_at if listener else moment if start.process else None
     return Identity(
         name=name,
         engine=start.engine,
@@ -53,8 +54,8 @@ def of_start(start: Start, name: str, listener: Listener | None = None) -> Ident
         pool_tokens=_whole(start.measurements["pool_tokens"].value) if "pool_tokens" in start.measurements else None,
         fraction=_number(told.get(FRACTION_FLAG[start.engine])),
         version=_text(told.get("engine_version")),
-        began_at=moment if listener is None and moment is not None and moment.tzinfo is not None else None,
-        process_at=listener.started_at if listener else None,
+        began_at=moment if process_at is None else None,
+        process_at=process_at,
         ended_as=start.outcome if start.outcome not in ("ready", "unfinished") else None,
     )
 
@@ -69,7 +70,7 @@ def of_stored(stored: _wire.StoredObservation) -> Identity:
         pool_tokens=stored.measurements.pool_tokens,
         fraction=_number(stored.flags.get(FRACTION_FLAG[stored.engine.name])),
         version=stored.engine.version,
-        began_at=stored.observed_at,
+        began_at=stored.observed_at if stored.observed_at != stored.received_at else None,  # nobody said when
         ended_as=stored.outcome if stored.outcome != "ready" else None,
     )
 

@@ -101,15 +101,19 @@ def read(
 
 
 def read_endpoints_only(running: Running, extras: Extras) -> Reading:
-    """The running engine's own words, without a log: host, port and pool make it the start that a log tells of.
+    """The running engine's own words, without a log: host, port, pool and the start of its process make it the start
+    that a log tells of, whose first line comes up to minutes later.
 
-    Its time stays unknown: a process is started up to minutes before its log's first line, which is a start's time.
+    The time is unknown where the engine runs elsewhere and does not tell when it began.
     """
     reading = Reading("the engine's endpoints")
     for start in _with_endpoints(running, [], reading):
         if running.listener is not None:
             source = f"the process {running.listener.pid} of this host"
             start.flags.setdefault("port", Sourced(running.port, source))
+            # to the second, so that asking again says the same
+            start.observed_at = (running.listener.started_at + timedelta(seconds=0.5)).replace(microsecond=0)
+            start.process = f"the start of process {running.listener.pid} of this host"
         _take(reading, start, without_free_memory(extras), is_local=running.is_local, source="endpoint")
     return reading
 

@@ -11,7 +11,7 @@ from litestar.params import FromPath, JSONBody
 
 from kvyield_server.api.auth import ASKERS, POSTERS, READERS, actor_of, bound_to
 from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
-from kvyield_server.api.services import Services, services_of, utc_now
+from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.answers import Advice
 from kvyield_server.errors import AmbiguousError, ConflictError, NotFoundError
 from kvyield_server.schemas.predictions import PredictionsIn, PredictionsOut, prediction_out, predictions_faults
@@ -32,7 +32,7 @@ from kvyield_server.schemas.recommendations import (
 from kvyield_server.schemas.selectors import NamedIn, selector_fields, selector_kept
 from kvyield_server.storage.records import StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.storage.values import new_id
+from kvyield_server.storage.values import new_id, utc_now
 from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, stored_recommendation
 from kvyield_server.usecases.deployments import Subject, subject_of

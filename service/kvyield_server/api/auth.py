@@ -9,9 +9,10 @@ from uuid import UUID
 from litestar.connection import ASGIConnection
 from litestar.handlers import BaseRouteHandler
 
-from kvyield_server.api.services import Services, services_of, utc_now
+from kvyield_server.api.services import Services, services_of
 from kvyield_server.errors import ForbiddenError, StorageUnavailableError, UnauthenticatedError
 from kvyield_server.storage.records import ApiToken, Role
+from kvyield_server.storage.values import utc_now
 from kvyield_server.usecases.tokens import checked, hash_of, is_due_for_touch, is_loopback
 
 Connection = ASGIConnection[Any, Any, Any, Any]

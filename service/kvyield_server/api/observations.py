@@ -13,7 +13,7 @@ from litestar.params import FromPath, JSONBody
 from kvyield_server.api.auth import MANAGERS, POSTERS, READERS, actor_of, bound_to, token_id_of
 from kvyield_server.api.pagination import key_of, page_of, where_of
 from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
-from kvyield_server.api.services import services_of, utc_now
+from kvyield_server.api.services import services_of
 from kvyield_server.errors import ConflictError, NotFoundError
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.corrections import CorrectionIn, changes_of, correction_faults
@@ -31,7 +31,7 @@ from kvyield_server.schemas.observations import (
 )
 from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.storage.values import new_id
+from kvyield_server.storage.values import new_id, utc_now
 from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, require_own_start, stored_observation
 from kvyield_server.usecases.correct import correct

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from litestar.connection import ASGIConnection
@@ -93,8 +92,3 @@ def services_of(connection: ASGIConnection[Any, Any, Any, Any]) -> Services:
     """Return the services of the application that a request came to."""
     services: Services = connection.app.state.services
     return services
-
-
-def utc_now() -> datetime:
-    """Return the present moment, aware and UTC."""
-    return datetime.now(UTC)

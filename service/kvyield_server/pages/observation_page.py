@@ -10,7 +10,7 @@ from litestar import MediaType, Request, Response, post
 from litestar.params import FromPath
 
 from kvyield_server.api.auth import actor_of, token_of
-from kvyield_server.api.services import services_of, utc_now
+from kvyield_server.api.services import services_of
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import MANAGES, look
 from kvyield_server.pages.views.observation import observation_view
@@ -19,6 +19,7 @@ from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import RetractionIn, from_domain
 from kvyield_server.storage.records import Role
 from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.values import utc_now
 from kvyield_server.usecases.browse import stored_observation, stored_pair
 from kvyield_server.usecases.retract import retract
 

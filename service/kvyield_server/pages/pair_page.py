@@ -10,7 +10,7 @@ from litestar import MediaType, Request, Response, post
 from litestar.params import FromPath
 from uuid6 import uuid7
 
-from kvyield_server.api.services import Services, services_of, utc_now
+from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.advising import advised, chosen_deployment, keep_advice
@@ -26,6 +26,7 @@ from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork
+from kvyield_server.storage.values import utc_now
 from kvyield_server.usecases.browse import stored_observation, stored_pair
 
 

@@ -15,10 +15,11 @@ from litestar.types import Guard
 
 from kvyield_server.api.auth import Allows, Connection, authenticate
 from kvyield_server.api.problems import ProblemContext, problem_of
-from kvyield_server.api.services import Services, utc_now
+from kvyield_server.api.services import Services
 from kvyield_server.errors import ForbiddenError, UnauthenticatedError
 from kvyield_server.pages.rendering import page
 from kvyield_server.storage.records import ApiToken, Role
+from kvyield_server.storage.values import utc_now
 
 log = structlog.get_logger("kvyield.pages")
 

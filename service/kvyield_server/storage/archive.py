@@ -32,6 +32,7 @@ class ArchivedAccount(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     content_digest: str
     received_at: datetime
     is_timed: bool
+    is_zoned: bool
     observation: Observation
 
 
@@ -56,11 +57,15 @@ class ArchivedAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Archive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What belongs to one observation; ``recommendations`` also carries answers that no start settled."""
+    """What belongs to one observation; ``recommendations`` also carries answers that no start settled.
+
+    ``is_zoned`` is False where nothing is said: the exports of release 0.1, which knew no zones, have no archive.
+    """
 
     pair: ArchivedPair | None = None
     content_digest: str | None = None
     is_timed: bool = True
+    is_zoned: bool = False
     ids: list[UUID] = msgspec.field(default_factory=list)
     accounts: list[ArchivedAccount] = msgspec.field(default_factory=list)
     history: list[ArchivedEntry] = msgspec.field(default_factory=list)
@@ -79,6 +84,7 @@ def archives_of(uow: UnitOfWork, observations: Sequence[StoredObservation]) -> l
             pair=_pair(uow, stored.pair_id),
             content_digest=stored.content_digest,
             is_timed=stored.is_timed,
+            is_zoned=stored.is_zoned,
             ids=aliases.get(stored.observation.id, []),
             accounts=[_account(each) for each in accounts.get(stored.observation.id, [])],
             history=[_entry(each) for each in stored.history],
@@ -126,6 +132,7 @@ def restore(uow: UnitOfWork, stored: StoredObservation, archive: Archive) -> boo
         received_at=stored.received_at,
         content_digest=stored.content_digest,
         is_timed=archive.is_timed,
+        is_zoned=archive.is_zoned,
         retracted_at=stored.retracted_at,
         retraction_reason=stored.retraction_reason,
     )
@@ -136,6 +143,7 @@ def restore(uow: UnitOfWork, stored: StoredObservation, archive: Archive) -> boo
             digest=each.content_digest,
             received_at=each.received_at,
             is_timed=each.is_timed,
+            is_zoned=each.is_zoned,
         )
         for each in archive.accounts
     ]
@@ -187,6 +195,7 @@ def _account(stored: StoredAccount) -> ArchivedAccount:
         content_digest=account.digest,
         received_at=account.received_at,
         is_timed=account.is_timed,
+        is_zoned=account.is_zoned,
         observation=account.observation,
     )
 

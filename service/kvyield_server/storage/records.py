@@ -93,7 +93,7 @@ class HistoryEntry:
 class StoredObservation:
     """An observation as kept. ``token_id`` is the token that it was posted with.
 
-    ``is_timed`` is False when nobody said when the start was: ``observed_at`` is then the time of its arrival.
+    ``is_timed`` and ``is_zoned`` are as in an account; ``observed_at`` is the time of arrival when it is not timed.
     ``other_token_ids`` are the tokens that posted further accounts of the start.
     """
 
@@ -103,6 +103,7 @@ class StoredObservation:
     content_digest: str
     token_id: UUID | None = None
     is_timed: bool = True
+    is_zoned: bool = True
     retracted_at: datetime | None = None
     retraction_reason: str | None = None
     history: tuple[HistoryEntry, ...] = ()
@@ -116,6 +117,7 @@ class StoredObservation:
             digest=self.content_digest,
             received_at=self.received_at,
             is_timed=self.is_timed,
+            is_zoned=self.is_zoned,
         )
 
 

@@ -59,6 +59,7 @@ def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
         "observed_at": it.observed_at,
         "received_at": stored.received_at,
         "is_timed": stored.is_timed,
+        "is_zoned": stored.is_zoned,
         "token_id": stored.token_id,
         "retracted_at": stored.retracted_at,
         "retraction_reason": stored.retraction_reason,
@@ -116,6 +117,7 @@ def observation_from_row(
         content_digest=row["content_digest"],
         token_id=row["token_id"],
         is_timed=row["is_timed"] is not False,
+        is_zoned=row["is_zoned"] is True,
         retracted_at=row["retracted_at"],
         retraction_reason=row["retraction_reason"],
         history=history,
@@ -131,6 +133,7 @@ def account_to_row(observation_id: UUID, stored: StoredAccount) -> dict[str, Any
         "received_at": account.received_at,
         "token_id": stored.token_id,
         "is_timed": account.is_timed,
+        "is_zoned": account.is_zoned,
         "body": plain(account.observation),
     }
 
@@ -141,6 +144,7 @@ def account_from_row(row: Row) -> StoredAccount:
         digest=row["content_digest"],
         received_at=row["received_at"],
         is_timed=row["is_timed"],
+        is_zoned=row["is_zoned"],
     )
     return StoredAccount(account=account, token_id=row["token_id"])
 

@@ -133,6 +133,7 @@ observation = Table(
     Column("observed_at", UtcDateTime, nullable=False),
     Column("received_at", UtcDateTime, nullable=False),
     Column("is_timed", Boolean),
+    Column("is_zoned", Boolean),  # null in rows of release 0.1, which took times without a zone for UTC
     Column("token_id", ForeignKey("api_token.id")),
     Column("host", String),
     Column("source", String),
@@ -186,6 +187,7 @@ account = Table(
     Column("received_at", UtcDateTime, nullable=False),
     Column("token_id", ForeignKey("api_token.id")),
     Column("is_timed", Boolean, nullable=False),
+    Column("is_zoned", Boolean, nullable=False),
     Column("body", Document, nullable=False),
     Index(None, "observation_id"),
     Index(None, "token_id"),

@@ -25,6 +25,7 @@ def new_id() -> UUID:
 
 
 def utc_now() -> datetime:
+    """Return the present moment, aware and UTC."""
     return datetime.now(UTC)
 
 

@@ -94,7 +94,12 @@ class _Row:
         """Say whether an account is of this start."""
         tellings = [self.stored.account, *(each.account for each in self.accounts)]
         if account.is_timed and self.stored.is_timed:
-            return any(each.is_timed and is_same_start(account, each) for each in tellings)
+            # a time without a zone says nothing any more once another account tells it with one
+            return any(
+                each.is_timed and is_same_start(account, each)
+                for each in tellings
+                if each.is_zoned or not self.stored.is_zoned
+            )
         if not account.is_timed and self._died_before(account):
             return False
         return any(is_same_start(account, each) for each in tellings)
@@ -114,7 +119,8 @@ class _Row:
         start = with_changes(start, corrections((*before.history, *self.entries)))
         posted = [each for each in before.observation.verifications if each not in start.verifications]
         start = replace(start, id=before.observation.id, verifications=(*start.verifications, *posted))
-        self.stored = replace(before, observation=start, is_timed=is_timed, pair_id=pair_id(start))
+        is_zoned = any(each.account.is_timed and each.account.is_zoned for each in self.accounts)
+        self.stored = replace(before, observation=start, is_timed=is_timed, is_zoned=is_zoned, pair_id=pair_id(start))
         if changes := differences(before.observation, start):
             sources = ", ".join(dict.fromkeys(each.account.observation.source or "manual" for each in new))
             self.note(changes, actor, now, f"a further account ({sources})")

@@ -8,7 +8,9 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 
 from kvyield.engines._engine import UNTAGGED
 from kvyield.engines._literals import shortest_float32
@@ -46,6 +48,7 @@ class Found:
     flags: dict[str, Sourced] = field(default_factory=dict)
     measurements: dict[str, Sourced] = field(default_factory=dict)
     facts: dict[str, Sourced] = field(default_factory=dict)
+    process_at: datetime | None = None
 
     def flag(self, name: str, value: object, source: str) -> None:
         """Keep a flag; nested values become compact JSON text."""
@@ -71,6 +74,14 @@ class Found:
         """Keep the engine's version, unless it is a source build's without tags."""
         if isinstance(value, str) and not UNTAGGED.fullmatch(value):
             self.fact("engine_version", value, source)
+
+
+def process_start(series: Iterable[Sample], found: Found) -> None:
+    """When the process behind ``/metrics`` began, to the second, where Prometheus' client tells it of one process."""
+    times = [sample.value for sample in series if sample.name == "process_start_time_seconds" and not sample.labels]
+    if len(times) == 1:
+        with suppress(ValueError, OverflowError, OSError):  # no time that a calendar has
+            found.process_at = datetime.fromtimestamp(round(times[0]), timezone.utc)
 
 
 def sglang_info(info: Mapping[str, object], where: str, found: Found) -> None:

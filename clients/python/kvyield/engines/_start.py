@@ -30,7 +30,8 @@ class Start:
     ``unfinished`` never goes to the service: the source ends before the engine was ready or had failed. ``facts``
     holds what is not a flag: ``model_name``, ``model_revision``, ``engine_version``, ``engine_variant``, ``gpu``,
     ``gpu_count``, ``gpu_memory_gib``, ``host`` and anything a later reader needs. ``zone`` is the one that
-    ``observed_at`` was taken in where the log's stamps name none."""
+    ``observed_at`` was taken in where the log's stamps name none. ``process`` tells where ``observed_at`` comes from
+    when it is the start of the process, up to minutes before its log's first line."""
 
     engine: EngineName
     outcome: Outcome
@@ -41,5 +42,6 @@ class Start:
     model_facts: Mapping[str, object] = field(default_factory=dict)
     observed_at: datetime | None = None
     zone: str | None = None
+    process: str | None = None
     contradictions: list[str] = field(default_factory=list)
     excerpt: list[str] = field(default_factory=list)

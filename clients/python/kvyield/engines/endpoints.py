@@ -9,7 +9,14 @@ import copy
 import json
 from collections.abc import Callable, Mapping
 
-from kvyield.engines._endpoint_facts import Found, lmdeploy_metrics, sglang_info, sglang_metrics, vllm_metrics
+from kvyield.engines._endpoint_facts import (
+    Found,
+    lmdeploy_metrics,
+    process_start,
+    sglang_info,
+    sglang_metrics,
+    vllm_metrics,
+)
 from kvyield.engines._metrics import Sample, samples
 from kvyield.engines._start import EngineName, Scalar, Start
 
@@ -44,7 +51,10 @@ def read_endpoints(get: Get, start: Start | None = None) -> Start:
         _trt_metrics(metrics_body, found)
     _model(get, engine, found)
     _version(get, engine, found)
+    process_start(series, found)
     _merge(merged, found)
+    if start is None and found.process_at is not None:
+        merged.observed_at, merged.process = found.process_at, "GET /metrics, process_start_time_seconds"
     return merged
 
 

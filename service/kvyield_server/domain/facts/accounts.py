@@ -39,10 +39,13 @@ CLOCK_SLACK = timedelta(minutes=2)
 FEWEST_FIGURES = 3
 """Figures that two accounts must share, all equal, to be of one start though their times are a zone apart."""
 
+LONGEST_IMPORTS = timedelta(minutes=10)
+"""Longest time from a process's start, which an endpoint's account tells, to the first line of its log."""
+
 _SOURCE_RANKS = {"log": 3, "import": 3, "endpoint": 2, "manual": 1}
 _RAW_FIGURES = ("kv_cache_gib", "free_before_load_gib", "free_after_load_gib", "weights_gib")
 _GPU_VENDOR = re.compile(r"^\s*(nvidia|amd|intel)(\s*\((r|tm)\))?[\s\-_/]+(corporation\s+)?", re.IGNORECASE)
-_CLOCK = re.compile(r"\d\d:\d\d:\d\d")
+_STAMP = re.compile(r"(?:^\W*|\d[-/.]\d{2,4}[ T-]|[A-Z][a-z]{2} [ \d]\d )\d\d:\d\d:\d\d")
 _ADDRESS = re.compile(r"[\d.]+|.*:.*")
 
 
@@ -60,12 +63,14 @@ class Account:
     """One telling of a start. ``digest`` names its content; it was ``received_at`` the service at that time.
 
     ``is_timed`` is False when the account says no time: ``observed_at`` is then the time of its arrival.
+    ``is_zoned`` is False when it was stored by a release that took a log's times without a zone for UTC.
     """
 
     observation: Observation
     digest: str
     received_at: datetime
     is_timed: bool = True
+    is_zoned: bool = True
 
     @property
     def rank(self) -> int:
@@ -113,17 +118,19 @@ def is_same_start(one: Account, other: Account) -> bool:
     """Say whether two accounts are of one start.
 
     The same engine and GPUs always; no host, port or fraction that contradicts; and either times within two seconds, or
-    the same log read in two zones, or, where one has no time, the same host and pool.
+    a process and its log, or the same log read in two zones, or, where one has no time, the same host and pool.
     """
     first, second = one.observation, other.observation
     are_timed, gap = one.is_timed and other.is_timed, abs(first.observed_at - second.observed_at)
-    if are_timed and gap > AT_ONCE and not is_zone_shift(gap):
+    if are_timed and gap > LONGEST_IMPORTS and not is_zone_shift(gap):
         return False
-    if _is_of_another_server(first, second) or _one_died_before_the_otherserved(first, second):
+    if _is_of_another_server(first, second) or _one_died_before_the_other_served(first, second):
         return False
     if not are_timed:
         return _is_same_without_time(one, other)
-    return _is_same_at_once(one, other) if gap <= AT_ONCE else _is_same_log(one, other)
+    if gap <= AT_ONCE:
+        return _is_same_at_once(one, other)
+    return _is_process_and_log(one, other) or (is_zone_shift(gap) and _is_same_log(one, other))
 
 
 def is_zone_shift(gap: timedelta) -> bool:
@@ -144,7 +151,7 @@ def _is_of_another_server(one: Observation, other: Observation) -> bool:
     )
 
 
-def _one_died_before_the_otherserved(one: Observation, other: Observation) -> bool:
+def _one_died_before_the_other_served(one: Observation, other: Observation) -> bool:
     """A start that died before its pool and one that served a moment later are two: the second is the restart."""
     for dead, ready in ((one, other), (other, one)):
         phase = dead.failure.phase if dead.failure else Phase.UNKNOWN
@@ -183,16 +190,8 @@ def _is_same_at_once(one: Account, other: Account) -> bool:
 
 
 def _is_same_without_time(one: Account, other: Account) -> bool:
-    """An endpoint tells no time: its start is known by host, port and pool, and came up before it was asked."""
-    first, second = one.observation, other.observation
-    if first.host is None or second.host is None or not (came_up(first) and came_up(second)):
-        return False
-    pools = (first.measurements.pool_tokens, second.measurements.pool_tokens)
-    if None in pools or pools[0] != pools[1] or _flags_contradict(first.flags, second.flags):
-        return False
-    if _contradict(first.engine.version, second.engine.version):
-        return False
-    if loose_model(first.model.name) != loose_model(second.model.name) and first.flags.get("port") is None:
+    """An endpoint that tells no time: its start is known by host, port and pool, and came up before it was asked."""
+    if not _is_same_server(one.observation, other.observation):
         return False
     for timed, timeless in ((one, other), (other, one)):
         if timed.is_timed and timed.observation.observed_at > timeless.received_at + CLOCK_SLACK:
@@ -200,15 +199,46 @@ def _is_same_without_time(one: Account, other: Account) -> bool:
     return True
 
 
+def _is_process_and_log(one: Account, other: Account) -> bool:
+    """An endpoint's time is the start of its process, a log's that of its first line, imports later.
+
+    The endpoint answered once the log says that the server was ready, or it is of the start before.
+    """
+    endpoint, log = sorted((one, other), key=lambda account: account.observation.observed_at)
+    first, second = endpoint.observation, log.observation
+    if first.source != "endpoint" or second.source not in ("log", "import"):
+        return False
+    ready = second.observed_at + timedelta(seconds=second.measurements.startup_seconds or 0.0)
+    is_in_time = second.observed_at - first.observed_at <= LONGEST_IMPORTS
+    return is_in_time and ready <= endpoint.received_at + CLOCK_SLACK and _is_same_server(first, second)
+
+
+def _is_same_server(first: Observation, second: Observation) -> bool:
+    """Say whether two accounts tell of servers of one host that came up with one pool and do not contradict."""
+    if first.host is None or second.host is None or not (came_up(first) and came_up(second)):
+        return False
+    pools = (first.measurements.pool_tokens, second.measurements.pool_tokens)
+    if None in pools or pools[0] != pools[1] or _flags_contradict(first.flags, second.flags):
+        return False
+    if _contradict(first.engine.version, second.engine.version):
+        return False
+    ports = (first.flags.get("port"), second.flags.get("port"))
+    return loose_model(first.model.name) == loose_model(second.model.name) or None not in ports
+
+
 def _is_same_log(one: Account, other: Account) -> bool:
     """Say whether two accounts whose times are a zone apart are readings of one log.
 
-    Lines with a clock decide where both kept some. Else all that both tell must be equal, the time to start up too, and
-    the earlier account cannot have been posted before the later one says that the start was.
+    Lines with a time decide where both kept some: half of the fewer are in both. A host that starts its engine every
+    hour makes equal figures, so that without lines two accounts are of one log only if one was stored by a release that
+    knew no zones. Then all that both tell must be equal, the time to start up too, and the earlier account cannot have
+    been posted before the later one says that the start was.
     """
-    lines = [_clock_lines(each.observation.log_excerpt) for each in (one, other)]
+    lines = [_stamped_lines(each.observation.log_excerpt) for each in (one, other)]
     if all(lines):
-        return not lines[0].isdisjoint(lines[1])
+        return 2 * len(lines[0] & lines[1]) >= min(map(len, lines))
+    if one.is_zoned == other.is_zoned:
+        return False
     earlier, later = sorted((one, other), key=lambda account: account.received_at)
     first, second = earlier.observation, later.observation
     if first.host is None or second.host is None or first.measurements.startup_seconds is None:
@@ -231,8 +261,9 @@ def _agree(one: Account, other: Account) -> bool:
     return len(shared) >= FEWEST_FIGURES and all(left == right for left, right in shared)
 
 
-def _clock_lines(excerpt: str | None) -> set[str]:
-    return {line.strip() for line in (excerpt or "").splitlines() if _CLOCK.search(line)}
+def _stamped_lines(excerpt: str | None) -> set[str]:
+    """Return the lines that say when they were written; a duration that a line tells is no time."""
+    return {line.strip() for line in (excerpt or "").splitlines() if _STAMP.search(line)}
 
 
 def _figures_contradict(one: Measurements, other: Measurements) -> bool:

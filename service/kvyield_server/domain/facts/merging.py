@@ -154,8 +154,9 @@ def _tells_a_death(start: Observation) -> bool:
 
 
 def _time(ranked: Sequence[Account]) -> datetime:
-    """Return the believed account's time; where zones differ, the latest reading's, since readers learnt of zones."""
-    best = [account for account in ranked if account.rank == ranked[0].rank]
+    """Return the believed account's time, one whose zone is known before others; where zones differ, the latest's."""
+    believed = [account for account in ranked if account.rank == ranked[0].rank]
+    best = [account for account in believed if account.is_zoned] or believed
     times = [account.observation.observed_at for account in best]
     if max(times) - min(times) > AT_ONCE:
         return max(best, key=lambda account: (account.received_at, account.digest)).observation.observed_at
