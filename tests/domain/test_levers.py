@@ -112,13 +112,25 @@ def test_removing_a_draft_names_its_option_and_what_it_frees() -> None:
 def test_fewer_graph_batches_are_a_lever_where_graphs_take_memory() -> None:
     """The graph batch cap is offered where a smaller one frees memory, and not where graphs are off."""
     flags = {**VLLM_FLAGS, "max_num_seqs": 512, "max_cudagraph_capture_size": 512}
-    fit = replace(plain(EngineName.VLLM, flags, page=16, free=2.0), graph_gib=10.0)
+    fit = replace(plain(EngineName.VLLM, flags, page=16, free=6.0), graph_gib=10.0)
     fit = replace(fit, free_at_zero=(fit.free_at_zero or 0.0) + 10.0)
     asked = Question(target_tokens=100_000, concurrent=5)
     graphs = lever(recommend(fit, asked), "max_cudagraph_capture_size")
     assert graphs.flags["max_cudagraph_capture_size"] == 128
     eager = replace(fit, flags={**fit.flags, "enforce_eager": True})
     assert not any("max_cudagraph_capture_size" in each.flags for each in recommend(eager, asked).alternatives)
+
+
+@pytest.mark.parametrize("free", [2.0, 4.0, 6.0, 12.0])
+def test_levers_stand_in_the_order_of_what_they_achieve(free: float) -> None:
+    """The likeliest to succeed comes first, and none is listed that leaves success next to impossible."""
+    flags = {**VLLM_FLAGS, "max_num_seqs": 512, "max_cudagraph_capture_size": 512}
+    fit = replace(plain(EngineName.VLLM, flags, page=16, free=free), graph_gib=10.0)
+    fit = replace(fit, free_at_zero=(fit.free_at_zero or 0.0) + 10.0)
+    *levers, _ = recommend(fit, Question(target_tokens=100_000, concurrent=5)).alternatives
+    chances = [each.joint for each in levers]
+    assert chances == sorted(chances, reverse=True)
+    assert chances[-1] >= 0.001
 
 
 def test_what_gains_nothing_is_no_lever() -> None:

@@ -9,8 +9,7 @@ import pytest
 from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain
 from domain.worked_starts import KIMI, kimi_flags, start
 from kvyield_server.domain.advice.recommend import recommend
-from kvyield_server.domain.advice.words import stated
-from kvyield_server.domain.answers import Advice, Prediction, Question
+from kvyield_server.domain.answers import Advice, Prediction, Question, percent
 from kvyield_server.domain.facts.observation import EngineName, Failure, Model, Observation, Outcome, Phase
 from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
@@ -131,22 +130,26 @@ def test_a_layout_beyond_the_hardware_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("probability", "digits", "words"),
+    ("probability", "words"),
     [
-        (1.0, 3, "over 0.999"),
-        (0.99951, 3, "over 0.999"),
-        (0.9994, 3, "0.999"),
-        (0.5, 2, "0.50"),
-        (0.0, 2, "under 0.01"),
+        (1.0, "> 99.9 %"),
+        (0.99951, "> 99.9 %"),
+        (0.9994, "99.9 %"),
+        (0.9904, "99 %"),
+        (0.5, "50 %"),
+        (0.012, "1 %"),
+        (0.004, "0.4 %"),
+        (0.0004, "< 0.1 %"),
+        (0.0, "< 0.1 %"),
     ],
 )
-def test_no_probability_is_stated_as_certainty(probability: float, digits: int, words: str) -> None:
-    """What rounds to one is "over", what rounds to nothing is "under"."""
-    assert stated(probability, digits) == words
+def test_no_probability_is_stated_as_certainty(probability: float, words: str) -> None:
+    """What rounds to one is more than 99.9 %, what rounds to nothing is less than 0.1 %."""
+    assert percent(probability) == words
 
 
 def test_the_explanation_states_no_certainty() -> None:
     """An explanation never says "probability 1.000"."""
     said = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=4_000)).explanation
-    assert "probability 1.0" not in said
-    assert "over 0.99 " in said
+    assert "100 %" not in said
+    assert "> 99.9 %" in said

@@ -1,4 +1,4 @@
-"""What the domain answers with: estimates, predictions, fits and advice. Plain data without behaviour."""
+"""What the domain answers with, as plain data: estimates, fits, advice; and how a probability is written."""
 
 from __future__ import annotations
 
@@ -9,6 +9,16 @@ from enum import StrEnum
 from uuid import UUID
 
 from kvyield_server.domain.facts.observation import EngineName, Flags
+
+
+def percent(probability: float) -> str:
+    """Return a probability as everything that people read writes it: what is not certain is never 0 % or 100 %."""
+    if probability >= 0.9995:
+        return "> 99.9 %"
+    if probability < 0.0005:
+        return "< 0.1 %"
+    text = f"{100.0 * probability:.{0 if 0.01 <= probability <= 0.99 else 1}f}"
+    return f"{text.removesuffix('.0')} %"
 
 
 class BasisKind(StrEnum):
@@ -100,6 +110,37 @@ class FitSummary:
     labels: tuple[str, ...]
     warnings: tuple[Caution, ...] = ()
     last_observed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """What changed in one deployment of a pair between two versions of its engine; None is not known.
+
+    Slopes are per 0.01 of the fraction: tokens of pool gained, GiB of free memory lost. ``pool_tokens`` and
+    ``free_gib`` are the changes, newer less older, at one ``fraction`` under the flags of the newer version, with their
+    90 % intervals. ``deployment`` is its name without the version. ``from_starts`` and ``to_starts`` lie on the lines.
+    """
+
+    from_deployment_id: str
+    to_deployment_id: str
+    engine: EngineName
+    from_version: str
+    to_version: str
+    deployment: str
+    newest_at: datetime
+    fraction: float
+    from_starts: int
+    to_starts: int
+    from_slope_tokens: float | None = None
+    to_slope_tokens: float | None = None
+    pool_tokens: float | None = None
+    pool_low: float | None = None
+    pool_high: float | None = None
+    from_slope_gib: float | None = None
+    to_slope_gib: float | None = None
+    free_gib: float | None = None
+    free_low: float | None = None
+    free_high: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def show_advice(advice: _wire.Recommendation, target_tokens: int) -> None:
         click.echo(safe(f"\n  {advice.command_line}"))
     click.echo()
     if advice.changes:
-        rows = [(one.flag, _known(one.from_value), _known(one.to_value), one.reason) for one in advice.changes]
+        rows = [(one.flag, _known(one.from_value), _then(one.to_value), one.reason) for one in advice.changes]
         table(("flag", ">now", ">then", "why"), rows)
     table(("with these flags", ""), _facts(advice, target_tokens))
     show_warnings(advice.warnings)
@@ -113,6 +113,10 @@ def _lever(one: _wire.Lever) -> tuple[str, ...]:
     gain = "-" if one.gain_tokens is None else f"{one.gain_tokens:+,.0f}"
     room = "-" if one.gain_gib is None else f"{one.gain_gib:+.2f}"
     return (gain, room, percent(one.joint), flags_text(one.flags), one.cost or "")
+
+
+def _then(value: object) -> str:
+    return "removed" if value is None or value is False else str(value)
 
 
 def _known(value: object) -> str:

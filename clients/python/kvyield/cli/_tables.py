@@ -138,10 +138,15 @@ def gib(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A probability; what rounds to certainty is shown as nearly so, since no start is certain."""
+    """A probability as the service writes it: what is not certain is never 0 % or 100 %."""
     if value is None:
         return "-"
-    return "> 99.9%" if value >= 0.9995 else f"{value:.1%}"
+    if value >= 0.9995:
+        return "> 99.9 %"
+    if value < 0.0005:
+        return "< 0.1 %"
+    text = f"{100 * value:.{0 if 0.01 <= value <= 0.99 else 1}f}"
+    return f"{text.removesuffix('.0')} %"
 
 
 def span(estimate: _wire.Estimate | None, form: Any = tokens) -> str:
@@ -152,7 +157,12 @@ def span(estimate: _wire.Estimate | None, form: Any = tokens) -> str:
 
 
 def flags_text(flags: Any) -> str:
-    return " ".join(f"{name}={value}" for name, value in flags.items())
+    """Flags with their values; one that is to be taken out says so."""
+    words = (
+        f"remove --{name.replace('_', '-')}" if value is None or value is False else f"{name}={value}"
+        for name, value in flags.items()
+    )
+    return " ".join(words)
 
 
 def moment(value: Any) -> str:

@@ -128,9 +128,8 @@ def _text(client: Client, question: dict[str, Any], stored: _wire.StoredRecommen
 
 
 def _show_args(advice: _wire.Recommendation) -> None:
-    """Flags for a command line, nothing when there are none; the rest of the truth for the person."""
-    if advice.status != "ok":
-        say(f"kvyield: {headline_of(advice)}")
+    """Flags for a command line, nothing when there are none; the headline and the rest are for the person."""
+    say(f"kvyield: {headline_of(advice)}")
     if advice.status in _REQUIRED["at_risk"] and advice.command_line:
         click.echo(safe(advice.command_line))
     elif advice.explanation:

@@ -27,6 +27,8 @@ from kvyield_server.domain.facts.observation import EngineName, Observation, Sca
 from kvyield_server.domain.facts.scalars import is_on
 
 _LEAST_GAIN = 0.005
+_LEAST_CHANCE = 0.001
+"""Below this a lever would be shown as "< 0.1 %": it does not help by itself."""
 _LEAST_GAIN_GIB, _LEAST_GAIN_TOKENS = 0.5, 0.02
 _AROUND = 60
 """Steps of 0.001 on each side of the fraction advised at which a lever is evaluated; beyond, in steps of 0.01."""
@@ -49,10 +51,10 @@ class _Candidate:
 
 
 def levers(case: Case, choice: Choice) -> tuple[Lever, ...]:
-    """Return the levers that help, the most joint probability gained for its cost first; a lower target comes last.
+    """Return the levers that help, the likeliest to succeed first, of equal ones the cheapest; a lower target is last.
 
     Each is evaluated with its own best fraction. One that gains neither probability nor, for an infeasible answer, pool
-    or memory is left out.
+    or memory is left out, and so is one that leaves success next to impossible.
     """
     if choice.binding is None and _chance(choice) > 1.0 - _LEAST_GAIN:
         return ()
@@ -63,8 +65,10 @@ def levers(case: Case, choice: Choice) -> tuple[Lever, ...]:
         if best is None or gained < (_LEAST_GAIN if choice.binding is None else -1e-4):
             continue
         lever = _lever(choice, candidate, best)
-        if gained >= _LEAST_GAIN or _helps(lever, choice.option.needed_tokens):
-            ranked.append((max(0.0, gained) / candidate.weight, -candidate.weight, lever))
+        is_of_use = gained >= _LEAST_GAIN or _helps(lever, choice.option.needed_tokens)
+        achieved = round(best.chance, 3)
+        if is_of_use and achieved >= _LEAST_CHANCE:
+            ranked.append((achieved, -candidate.weight, lever))
     ranked.sort(key=lambda item: item[:2], reverse=True)
     lower = _lower_target(case, choice)
     return (*(lever for _, _, lever in ranked), *((lower,) if lower else ()))

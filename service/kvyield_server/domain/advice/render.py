@@ -54,7 +54,7 @@ def render(advice: Advice, form: str) -> str:
     if form not in _FORMS:
         raise ValueError(f"{form!r} is none of {', '.join(_FORMS)}")
     if advice.status in (Status.INFEASIBLE, Status.NOT_ENOUGH_EVIDENCE):
-        return _comments(f"{advice.status}: nothing to restart with.", advice.explanation)
+        return _comments(_headline(advice), "Nothing to restart with.", advice.explanation)
     return _FORMS[form](advice)
 
 
@@ -156,10 +156,14 @@ def _status_comment(advice: Advice) -> str:
     removed = [change.flag for change in advice.changes if change.to_value is None]
     words = ", ".join(word for flag in removed for word in flag_words(advice.engine, {flag: True}))
     return _comments(
-        f"kvyield: {advice.status.value}.",
+        f"kvyield: {_headline(advice)}",
         *(() if advice.status is Status.OK else (advice.explanation,)),
         *((f"Remove {words}.",) if words else ()),
     )
+
+
+def _headline(advice: Advice) -> str:
+    return f"{advice.status.value}." if advice.headline is None else advice.headline.text
 
 
 def _comments(*paragraphs: str) -> str:

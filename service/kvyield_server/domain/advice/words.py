@@ -8,7 +8,7 @@ from uuid import UUID
 from kvyield_server.domain.advice.grid import Choice
 from kvyield_server.domain.advice.question import Case, anchor_flags, input_limit
 from kvyield_server.domain.advice.render import command_line, flag_words
-from kvyield_server.domain.answers import Advice, Basis, Headline, HeadlineCode, Status
+from kvyield_server.domain.answers import Advice, Basis, Headline, HeadlineCode, Status, percent
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Flags
 from kvyield_server.domain.model.interface import Need
@@ -22,14 +22,6 @@ _BINDING = {
     "context_length": "the context length held by the question is shorter than the request",
     "input_limit": "the engine printed an input limit that is shorter than the prompt",
 }
-
-
-def stated(probability: float, digits: int = 2) -> str:
-    """Return a probability in words; one that is not certain is never rounded to certainty."""
-    least = 10.0**-digits
-    if probability > 1.0 - 0.5 * least:
-        return f"over {1.0 - least:.{digits}f}"
-    return f"under {least:.{digits}f}" if probability < 0.5 * least else f"{probability:.{digits}f}"
 
 
 def listed(flags: Flags, engine: EngineName) -> str:
@@ -227,7 +219,7 @@ def _pool(case: Case, choice: Choice, answer: Advice, *, is_kept: bool) -> Itera
     low, high = (0.0, 0.0) if pool is None else (pool.low, pool.high)
     yield (
         f"{needed:,} tokens are needed, and {fraction:g} gives {tokens:,.0f} ({low:,.0f} to {high:,.0f}; probability "
-        f"{stated(choice.holds, 3)})."
+        f"{percent(choice.holds)})."
     )
 
 
@@ -246,7 +238,7 @@ def _memory(case: Case, choice: Choice, answer: Advice) -> Iterator[str]:
     word = "were" if measured else "should be"
     yield (
         f"{free.median:.1f} GiB {word} free at ready; a prompt of {case.question.target_tokens:,} tokens takes "
-        f"{_need(choice.option.need)} at its peak ({_source(case, choice)}): probability {stated(choice.survives)} "
+        f"{_need(choice.option.need)} at its peak ({_source(case, choice)}): probability {percent(choice.survives)} "
         "that it fits."
     )
 
@@ -298,7 +290,11 @@ def headline(case: Case, choice: Choice | None, answer: Advice, *, is_kept: bool
     text = _line(case, choice, answer, code)
     if first:
         text = f"{text} {first}" if code is HeadlineCode.KEEP else f"{first} {text}"
-    return Headline(code=code, estimate=not answer.basis.observation_ids and not is_kept, text=text)
+    is_estimate = not answer.basis.observation_ids and not is_kept
+    if is_estimate and code is not HeadlineCode.NOT_ENOUGH_EVIDENCE:
+        lack = "no start gave a point on the line" if case.model.starts else "no start was used"
+        text = f"Estimate, {lack}. {text}"
+    return Headline(code=code, estimate=is_estimate, text=text)
 
 
 def _line(case: Case, choice: Choice | None, answer: Advice, code: HeadlineCode) -> str:
@@ -328,9 +324,9 @@ def _risk(case: Case, choice: Choice) -> str:
     if choice.survives is None:
         return "free memory at ready was never measured"
     if choice.holds < case.question.confidence:
-        return f"probability {stated(choice.holds)} that the pool holds it"
+        return f"probability {percent(choice.holds)} that the pool holds it"
     if choice.survives < case.question.confidence:
-        return f"probability {stated(choice.survives)} that a prompt of {case.question.target_tokens:,} tokens fits"
+        return f"probability {percent(choice.survives)} that a prompt of {case.question.target_tokens:,} tokens fits"
     return "what is known of it is of another version or no longer sure"
 
 
