@@ -95,7 +95,7 @@ def failures() -> list[dict[str, Any]]:
 
 
 def vllm_starts() -> list[dict[str, Any]]:
-    """Return starts of a vLLM deployment on one card."""
+    """Return starts of a vLLM deployment on one GPU."""
     facts = {
         "num_hidden_layers": 36,
         "num_attention_heads": 32,
@@ -131,6 +131,25 @@ def vllm_starts() -> list[dict[str, Any]]:
             },
         )
         for index, (fraction, kv, pool, free) in enumerate(rows)
+    ]
+
+
+def upgrade() -> list[dict[str, Any]]:
+    """Return the vLLM starts again under a newer version, whose pool is smaller and whose graphs take more."""
+    newer = {"name": "vllm", "version": "0.12.0"}
+    return [
+        {
+            **body,
+            "engine": newer,
+            "observed_at": hour(20 + index),
+            "measurements": {
+                **body["measurements"],
+                "pool_tokens": body["measurements"]["pool_tokens"] - 9_008,
+                "kv_cache_gib": round(body["measurements"]["kv_cache_gib"] - 1.24, 2),
+                "free_at_ready_gib": body["measurements"]["free_at_ready_gib"] - 0.6,
+            },
+        }
+        for index, body in enumerate(vllm_starts())
     ]
 
 

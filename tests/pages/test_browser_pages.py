@@ -48,7 +48,7 @@ def test_pairs_are_listed_and_searched(page: Page, site: Site) -> None:
     expect(rows).to_contain_text("Qwen/Qwen3-8B")
     assert page.url.endswith("search=h200")
     page.get_by_role("searchbox").fill("no such thing")
-    expect(page.locator("#pairs")).to_contain_text("No model or GPU holds no such thing")
+    expect(page.locator("#pairs")).to_contain_text("No model or GPU name contains no such thing")
     page.get_by_role("link", name="Show all pairs").click()
     page.get_by_role("link", name="Qwen/Qwen3-8B").click()
     expect(page.locator("#answer")).to_contain_text("--gpu-memory-utilization 0.9")
@@ -121,15 +121,15 @@ def test_retracting_a_start_takes_it_out_of_the_fit(page: Page, site: Site) -> N
     page.goto(f"{site.url}/ui/observations/{ids[0]}")
     page.get_by_role("button", name="Retract this start").click()
     assert page.get_by_label("Reason").evaluate("field => field.validity.valueMissing")
-    page.get_by_label("Reason").fill("a <neighbour> on the card")
+    page.get_by_label("Reason").fill("a <neighbour> on the GPU")
     page.get_by_role("button", name="Retract this start").click()
-    expect(page.locator("main")).to_contain_text("a <neighbour> on the card")
+    expect(page.locator("main")).to_contain_text("a <neighbour> on the GPU")
     expect(page.locator("main")).to_contain_text("left out")
     expect(page.get_by_role("button", name="Retract this start")).to_have_count(0)
     page.get_by_role("link", name=samples.MODEL).click()
     expect(page.locator("#history tr.retracted")).to_have_count(1)
     page.get_by_role("button", name="Advise").click()
-    expect(page.locator("#answer")).to_contain_text("Rests on 2 starts")
+    expect(page.locator("#answer")).to_contain_text("Based on 2 starts")
 
 
 def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site) -> None:
@@ -140,7 +140,7 @@ def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site
     page.goto(f"{site.url}/ui/pairs/{site.pair()}?target_tokens=200000")
     page.get_by_role("button", name="Keep in the log").click()
     page.wait_for_url("**/ui/advice#*")
-    expect(page.locator("main")).to_contain_text("no start names it yet")
+    expect(page.locator("main")).to_contain_text("no start followed it yet")
     number, flags = advised(site)
     run = {**samples.worked_case()[2]["flags"], **flags}
     settling = samples.start(0.926, 8, 200_229, 5.4, flags=run, recommendation_id=number, observed_at=samples.hour(5))
@@ -149,9 +149,9 @@ def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site
     expect(page.locator(f"[id='{number}']")).to_contain_text("pool within its interval")
     expect(page.locator("figure").first).to_contain_text("1 of 1")
     expect(page.locator("svg.coverage circle")).to_have_count(8)
-    expect(page.locator("main")).to_contain_text("Restarts a target: 1 on average")
+    expect(page.locator("main")).to_contain_text("Restarts per target: 1 on average")
     page.locator(f"[id='{number}']").get_by_role("link", name="ready").click()
-    expect(page.get_by_text("Settles advice")).to_be_visible()
+    expect(page.get_by_text("Follows advice")).to_be_visible()
 
 
 def test_the_log_clips_nothing(page: Page, site: Site) -> None:

@@ -306,7 +306,7 @@ def test_long_histories_come_in_pages(page: Page, site: Site) -> None:
 def test_two_starts_are_compared_side_by_side(page: Page, site: Site) -> None:
     """Exactly two starts can be compared; the flags that differ, the measurements and the proof are told."""
     visit(page, site)
-    boxes, button = page.get_by_label("Compare this start"), page.get_by_role("button", name="Compare two starts")
+    boxes, button = page.get_by_label("Compare the start of"), page.get_by_role("button", name="Compare two starts")
     expect(button).to_be_disabled()
     boxes.nth(0).check()
     boxes.nth(1).check()

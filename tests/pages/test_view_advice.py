@@ -7,7 +7,16 @@ from uuid import UUID
 
 import pytest
 
-from kvyield_server.domain.answers import AdvicePrediction, Headline, HeadlineCode, Probability, RestartPlan, Status
+from kvyield_server.domain.answers import (
+    AdvicePrediction,
+    Change,
+    Headline,
+    HeadlineCode,
+    Lever,
+    Probability,
+    RestartPlan,
+    Status,
+)
 from kvyield_server.pages.views.advice import AdviceView, advice_view
 from kvyield_server.pages.views.plot import nothing_asked, overlay
 from kvyield_server.schemas.common import EstimateOut
@@ -94,6 +103,30 @@ def test_gains_of_levers_have_their_sign() -> None:
     """A lever says its flags as one would type them, and what it gains with a sign."""
     (lever,) = view().levers
     assert (lever.flags, lever.gain_gib, lever.gain_tokens) == ("--max-running-requests 4", "+0.1", "0")
+
+
+def test_a_lever_that_switches_something_off_says_to_remove_it() -> None:
+    """What is off is no value on a command line: the option is to be removed, and the others are set."""
+    flags = {"mem_fraction_static": 0.93, "speculative_algorithm": None, "enable_torch_compile": False}
+    off = Lever(flags=flags, gain_tokens=9_000, gain_gib=1.5, joint=0.97, cost="slower decoding")
+    (shown,) = view(alternatives=(off,)).levers
+    assert shown.flags == "--mem-fraction-static 0.93 remove --speculative-algorithm remove --enable-torch-compile"
+
+
+def test_changes_leave_blank_what_was_not_set() -> None:
+    """A flag that was not set is blank before, and one that is taken out is said to be removed."""
+    changes = (
+        Change(flag="chunked_prefill_size", from_value=None, to_value=4096, reason="less memory"),
+        Change(flag="max_total_tokens", from_value=100_000, to_value=None, reason="it caps the pool"),
+    )
+    assert [(row.before, row.after) for row in view(changes=changes).changes] == [("", "4096"), ("100000", "removed")]
+
+
+@pytest.mark.parametrize("status", [Status.INFEASIBLE, Status.NOT_ENOUGH_EVIDENCE])
+def test_nothing_is_drawn_as_advised_where_nothing_is(status: Status) -> None:
+    """An infeasible answer carries the fraction that came nearest; the plots do not call it advised."""
+    out = advice_out(advice(status=status, flags={"mem_fraction_static": 0.97}), PAIR)
+    assert overlay(out, running=0.94, target_tokens=200_000, need=None)["advised"] is None
 
 
 def test_the_window_is_named_with_its_flag() -> None:

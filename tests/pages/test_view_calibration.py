@@ -12,6 +12,7 @@ from kvyield_server.storage.records import StoredRecommendation
 from pages.values import NOON, advice, kept, observation
 
 QUESTION = Question(target_tokens=200_000)
+NAMED = {"model": "org/model", "hardware": "8 × NVIDIA H200"}
 
 
 def answer() -> RecommendationOut:
@@ -21,17 +22,21 @@ def answer() -> RecommendationOut:
 
 
 def test_unsettled_advice_waits_for_its_start() -> None:
-    """Advice that no start names yet says so and shows no outcome."""
-    row = log_row(answer(), None)
+    """Advice that no start followed yet says so, names model and GPUs, and shows no outcome."""
+    row = log_row(answer(), None, **NAMED)
     assert (row.target, row.predicted_pool, row.probability) == ("200,000", "200,144 to 200,306", "84 %")
-    assert (row.outcome, row.verdict) == (None, "no start names it yet")
+    assert (row.outcome, row.verdict) == (None, "no start followed it yet")
+    assert (row.model, row.hardware) == ("org/model", "8 × NVIDIA H200")
 
 
 def test_a_settled_advice_is_judged() -> None:
     """A pool within its interval is said to be; one outside is said by how many tokens."""
-    assert log_row(answer(), kept(observation(1, 0.926, 200_220))).verdict == "pool within its interval"
-    assert log_row(answer(), kept(observation(1, 0.926, 200_316))).verdict == "pool above its interval by 10 tokens"
-    assert log_row(answer(), kept(observation(1, 0.926, None))).verdict == ""
+    assert log_row(answer(), kept(observation(1, 0.926, 200_220)), **NAMED).verdict == "pool within its interval"
+    assert (
+        log_row(answer(), kept(observation(1, 0.926, 200_316)), **NAMED).verdict
+        == "pool above its interval by 10 tokens"
+    )
+    assert log_row(answer(), kept(observation(1, 0.926, None)), **NAMED).verdict == ""
 
 
 def test_coverage_lies_where_it_belongs() -> None:
@@ -50,4 +55,4 @@ def test_restarts_are_counted_per_target() -> None:
     """How many restarts a target took is said, or that none was reached."""
     assert restarts_text(calibrate([]).overall) == "No target has been reached yet."
     settled = Settled(question=QUESTION, advice=advice(), observation=observation(1, 0.926, 200_225))
-    assert restarts_text(calibrate([settled]).overall) == "Restarts a target: 1 on average, over 1 reached."
+    assert restarts_text(calibrate([settled]).overall) == "Restarts per target: 1 on average, over 1 reached."

@@ -56,9 +56,9 @@ def test_a_comparison_puts_first_what_differs() -> None:
 
 
 def test_a_flag_that_one_start_does_not_know_differs() -> None:
-    """Unknown is not off: a flag that is missing on one side is said to be not known."""
+    """Unset is blank, which is not unknown: a flag that is missing on one side is said to be not known."""
     found = compare(kept(observation(flags={"a": None})), kept(observation(2, flags={})))
-    assert [(row.first, row.second) for row in found.differing] == [("off", "not known")]
+    assert [(row.first, row.second) for row in found.differing] == [("", "not known")]
 
 
 def test_the_page_of_a_start_says_where_values_come_from() -> None:

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
-from kvyield_server.pages.views.words import duration, figure, flag_parts, flag_value, gib, percent, plural, tokens
+from kvyield_server.pages.views.words import (
+    duration,
+    figure,
+    flag_parts,
+    flag_value,
+    gib,
+    moment,
+    percent,
+    plural,
+    tokens,
+)
 
 
 @pytest.mark.parametrize(("value", "text"), [(None, "—"), (200225.0, "200,225"), (-57500, "−57,500"), (0, "0")])
@@ -58,9 +70,9 @@ def test_halves_go_up_as_they_do_in_the_browser() -> None:
 
 
 def test_flags_read_as_people_say_them() -> None:
-    """Known to be off reads as off, and fractions keep their digits."""
+    """Not set is blank, off reads as off, and fractions keep their digits."""
     assert [flag_value(value) for value in (None, False, True, 0.926, 8, "DFLASH")] == [
-        "off",
+        "",
         "off",
         "on",
         "0.926",
@@ -74,8 +86,17 @@ def test_one_thing_is_not_plural() -> None:
     assert [plural(1, "start"), plural(10_000, "start")] == ["1 start", "10,000 starts"]
 
 
+def test_two_starts_of_one_minute_do_not_look_alike() -> None:
+    """A time has its seconds."""
+    first, second = (datetime(2026, 5, 30, 22, 0, second, tzinfo=UTC) for second in (23, 51))
+    assert (moment(first), moment(second)) == ("2026-05-30 22:00:23 UTC", "2026-05-30 22:00:51 UTC")
+    assert moment(None) == "—"
+
+
 def test_a_flag_is_not_torn_from_its_value() -> None:
     """A command line is cut before each flag only, and joined again it is the same line."""
     line = "--mem-fraction-static 0.926 --speculative-config '{\"a\": -1}' --enable-x"
     assert flag_parts(line) == ["--mem-fraction-static 0.926", "--speculative-config '{\"a\": -1}'", "--enable-x"]
     assert " ".join(flag_parts(line)) == line
+    removed = "--mem-fraction-static 0.93 remove --speculative-algorithm"
+    assert flag_parts(removed) == ["--mem-fraction-static 0.93", "remove --speculative-algorithm"]

@@ -16,6 +16,7 @@ from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.settings import Settings
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.fits import FitCache
+from kvyield_server.usecases.fleet import FleetKeeper
 from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")
@@ -39,6 +40,7 @@ class Services:
         self._lookers = ThreadPoolExecutor(2, "kvyield-look")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)
+        self.fleet = FleetKeeper(storage, FitCache(self._fitters, size=1))
 
     async def read(self, work: Callable[[UnitOfWork], T]) -> T:
         """Run work on a snapshot of the database, in a reader thread."""
@@ -83,6 +85,7 @@ class Services:
         await asyncio.to_thread(self._close)
 
     def _close(self) -> None:
+        self.fleet.close()
         for threads in (self._lookers, self._readers, self._fitters):
             threads.shutdown(wait=True, cancel_futures=True)
         self.storage.close()

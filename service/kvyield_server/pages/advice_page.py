@@ -10,9 +10,11 @@ from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.services import services_of
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import look
-from kvyield_server.pages.views.calibration import across, coverage_plots, log_row, restarts_text, up
+from kvyield_server.pages.views.calibration import LogRow, across, coverage_plots, log_row, restarts_text, up
+from kvyield_server.pages.views.pairs import hardware_text
 from kvyield_server.schemas.observations import from_domain
-from kvyield_server.schemas.recommendations import RecommendationOut, recommendation_out
+from kvyield_server.schemas.recommendations import recommendation_out
+from kvyield_server.storage.records import StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_observation
 from kvyield_server.usecases.calibrate import calibrate
@@ -28,12 +30,9 @@ async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
     services, token = services_of(request), request.query_params.get("page_token")
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
-        found = page_of(
-            uow.recommendations.page(key_of(token), PAGE_SIZE),
-            lambda each: recommendation_out(each, settlement_of(uow, each)),
-        )
+        found = page_of(uow.recommendations.page(key_of(token), PAGE_SIZE), lambda each: each)
         report = calibrate(uow)
-        rows = [log_row(answer, _settling(uow, answer)) for answer in found.items]
+        rows = [_row(uow, answer) for answer in found.items]
         shown = {"plots": coverage_plots(report.overall), "restarts": restarts_text(report.overall)}
         return {"rows": rows, "next_token": found.next_page_token, "calibration": report.overall, **shown}
 
@@ -42,5 +41,13 @@ async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
     return page(request, "advice_log.html", {**axis, **values})
 
 
-def _settling(uow: UnitOfWork, answer: RecommendationOut) -> Any:
-    return from_domain(stored_observation(uow, answer.observation_id)) if answer.observation_id else None
+def _row(uow: UnitOfWork, answer: StoredRecommendation) -> LogRow:
+    start = None if answer.observation_id is None else from_domain(stored_observation(uow, answer.observation_id))
+    pair, asked = uow.pairs.get(answer.pair_id) if answer.pair_id else None, answer.selector
+    named = f"{asked.get('gpu_count') or 1} × {asked.get('gpu') or 'GPU not named'}"
+    return log_row(
+        recommendation_out(answer, settlement_of(uow, answer)),
+        start,
+        model=pair.model.name if pair else str(asked.get("model") or "model not named"),
+        hardware=hardware_text(pair.hardware) if pair else named,
+    )

@@ -23,7 +23,7 @@ ENGINE_OPTIONS = [(engine.value, engine_word(engine)) for engine in EngineName]
 
 
 def history_values(uow: UnitOfWork, pair_id: UUID, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the history's template shows; a filter that cannot be meant is said, and nothing is hidden."""
+    """Return what the history's template shows; a filter that does not exist is named, and nothing is hidden."""
     filters = {name: given[name].strip() for name in FILTERS if given.get(name, "").strip()}
     token, fault = given.get("page_token"), ""
     try:

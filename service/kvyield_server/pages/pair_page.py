@@ -20,7 +20,7 @@ from kvyield_server.pages.pairs_page import row_of
 from kvyield_server.pages.rendering import address_after, page
 from kvyield_server.pages.session import LOOKS, look
 from kvyield_server.pages.views.comparison import compare
-from kvyield_server.pages.views.pairs import labels_of, memory_text
+from kvyield_server.pages.views.pairs import hardware_text, labels_of, memory_text
 from kvyield_server.pages.views.plot import starts_view
 from kvyield_server.pages.views.starts import start_row
 from kvyield_server.schemas.observations import from_domain
@@ -60,7 +60,7 @@ async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) 
 
 @post("/ui/pairs/{pair_id:uuid}/advice", guards=[LOOKS])
 async def keep_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[Any]:
-    """Keep the advice in the log, so that the start that follows can settle it."""
+    """Keep the advice in the log, so that the start that follows can be compared with it."""
     services = services_of(request)
     given = {name: str(value) for name, value in (await request.form()).multi_items()}
     job = await services.read(
@@ -92,7 +92,8 @@ async def show_comparison(request: Request[Any, Any, Any], pair_id: FromPath[UUI
     def work(uow: UnitOfWork) -> dict[str, Any]:
         found = [from_domain(stored_observation(uow, start)) for start in chosen]
         first, second = sorted(found, key=lambda start: start.observed_at)
-        row = {"id": pair_id, "model": stored_pair(uow, pair_id).model.name}
+        pair = stored_pair(uow, pair_id)
+        row = {"id": pair_id, "model": pair.model.name, "hardware": hardware_text(pair.hardware)}
         return {
             "row": row,
             "first": start_row(first),

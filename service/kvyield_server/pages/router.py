@@ -11,7 +11,15 @@ from litestar.exceptions import HTTPException, NotFoundException
 from litestar.static_files import create_static_files_router
 
 from kvyield_server.errors import KvyieldError
-from kvyield_server.pages import advice_page, observation_page, pair_page, pairs_page, schema_page, sign_in
+from kvyield_server.pages import (
+    advice_page,
+    fleet_page,
+    observation_page,
+    pair_page,
+    pairs_page,
+    schema_page,
+    sign_in,
+)
 from kvyield_server.pages.rendering import SECURITY_HEADERS, STATIC_FOLDER, STATIC_PATH
 from kvyield_server.pages.session import answer_page_error, own_forms_only
 
@@ -26,6 +34,8 @@ HANDLERS = (
     pair_page.show_comparison,
     observation_page.show_observation,
     observation_page.retract_observation,
+    fleet_page.show_fleet,
+    fleet_page.show_drift,
     advice_page.show_log,
     schema_page.show_schema,
     sign_in.sign_in_page,

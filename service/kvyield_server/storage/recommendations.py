@@ -49,6 +49,12 @@ class Recommendations:
         values = {"observation_id": observation_id, "settled_at": at}
         return self._connection.execute(update(tables.recommendation).where(*unsettled).values(values)).rowcount == 1
 
+    def newest_of(self, pair_id: UUID) -> StoredRecommendation | None:
+        """Return the answer about a pair that was kept last."""
+        query = select(tables.recommendation).where(_it.pair_id == pair_id)
+        row = self._connection.execute(query.order_by(_it.made_at.desc(), _it.id.desc()).limit(1)).mappings().first()
+        return None if row is None else recommendation_from_row(row)
+
     def settled_by(self, observation_id: UUID) -> UUID | None:
         """Return the id of the answer that a start settled, if it settled one."""
         query = select(_it.id).where(_it.observation_id == observation_id)

@@ -9,9 +9,9 @@ from enum import StrEnum
 from typing import Generic, Literal, TypeVar
 from uuid import UUID
 
-from kvyield_server.domain.answers import Advice, FitSummary, Question
+from kvyield_server.domain.answers import Advice, Drift, FitSummary, Question
 from kvyield_server.domain.facts.accounts import Account, FieldChange
-from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Observation, Outcome
+from kvyield_server.domain.facts.observation import Answer, EngineName, Hardware, Model, Observation, Outcome
 
 T = TypeVar("T")
 
@@ -170,6 +170,85 @@ class SettledRecommendation:
 
     recommendation: StoredRecommendation
     observation: StoredObservation
+
+
+class Verdict(StrEnum):
+    """Whether what runs answers the last question that was asked about its pair and kept."""
+
+    YES = "yes"
+    AT_RISK = "at_risk"
+    NO = "no"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetRow:
+    """What runs in a pair, as of the pair's ``revision``; None is not known, and -1 not looked at yet.
+
+    ``headroom_gib`` is at the peak of a prompt of ``headroom_tokens``, the longest verified. The ``verified`` fields
+    are of the last verification of what runs. ``verdict`` and ``headline`` answer the question of
+    ``recommendation_id``. ``note`` says why nothing more is known.
+    """
+
+    pair_id: UUID
+    revision: int
+    looked_at: datetime
+    model: str
+    gpu: str
+    gpu_count: int
+    note: str | None = None
+    engine: EngineName | None = None
+    engine_version: str | None = None
+    deployment_id: str | None = None
+    observation_id: UUID | None = None
+    observed_at: datetime | None = None
+    host: str | None = None
+    fraction: float | None = None
+    pool_tokens: int | None = None
+    free_at_ready_gib: float | None = None
+    free_is_bound: bool | None = None
+    headroom_gib: float | None = None
+    headroom_tokens: int | None = None
+    headroom_is_measured: bool | None = None
+    verified_tokens: int | None = None
+    verified_passed: bool | None = None
+    verified_answer: Answer | None = None
+    recommendation_id: UUID | None = None
+    verdict: Verdict | None = None
+    headline: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredDrift:
+    """What changed between two versions in one deployment, with the pair that it is of."""
+
+    pair_id: UUID
+    drift: Drift
+    model: str
+    gpu: str
+    gpu_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionChange:
+    """Two versions of an engine that ran in the same pairs, and over all of them what changed.
+
+    ``pool_changed`` and ``free_changed`` count deployments whose 90 % interval of the change does not hold zero.
+    """
+
+    engine: EngineName
+    from_version: str
+    to_version: str
+    pairs: int
+    deployments: int
+    from_starts: int
+    to_starts: int
+    newest_at: datetime
+    pool_changed: int
+    free_changed: int
+    lowest_pool_tokens: float | None
+    highest_pool_tokens: float | None
+    lowest_free_gib: float | None
+    highest_free_gib: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from kvyield_server.storage.audit import Audit
 from kvyield_server.storage.connections import LOCK_WAIT_SECONDS
 from kvyield_server.storage.faults import translated
 from kvyield_server.storage.fits import Fits
+from kvyield_server.storage.fleet import Fleet
 from kvyield_server.storage.observations import Observations
 from kvyield_server.storage.pairs import Pairs
 from kvyield_server.storage.recommendations import Recommendations
@@ -41,6 +42,7 @@ class UnitOfWork:
         self.pairs = Pairs(connection)
         self.observations = Observations(connection)
         self.fits = Fits(connection)
+        self.fleet = Fleet(connection)
         self.recommendations = Recommendations(connection, self.observations)
         self.tokens = Tokens(connection)
         self.audit = Audit(connection)

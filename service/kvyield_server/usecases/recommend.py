@@ -60,6 +60,8 @@ def keep(
 
     def job(uow: UnitOfWork) -> StoredRecommendation:
         uow.recommendations.add(stored)
+        if stored.pair_id is not None:
+            uow.fleet.ask_again(stored.pair_id)
         return stored
 
     return job

@@ -12,6 +12,7 @@ from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.browse import stored_pair
 from kvyield_server.usecases.fits import FitCache
+from kvyield_server.usecases.fleet import look_at
 
 
 def refit(storage: Storage) -> Iterator[str]:
@@ -32,6 +33,7 @@ def refit(storage: Storage) -> Iterator[str]:
                     continue
             summaries = [deployment.summary for deployment in fit.deployments]
             keep(storage, pair, summaries)
+            look_at(storage, fits, [pair.id])
             for summary in summaries:
                 yield f"{name.gpu_count} x {name.gpu}, {name.model}: {summary.deployment}, {summary.basis.kind}"
 

@@ -306,8 +306,8 @@ def _widened(pool: Estimate | None, by: float, cap: float) -> Estimate | None:
     return replace(pool, low=low, high=min(high, cap))
 
 
-def sound_estimate(quantity: object) -> Estimate | None:
+def sound_estimate(quantity: object, index: int = 0) -> Estimate | None:
     """Return the estimate, or None where nothing tells it or a figure of it is none that memory can have."""
     if not isinstance(quantity, Mixture) or not quantity.is_finite:
         return None
-    return quantity.estimate()
+    return quantity.estimate(index)

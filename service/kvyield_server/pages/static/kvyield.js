@@ -1,7 +1,7 @@
 "use strict";
 // Small things on every page: times in the reader's zone, copy buttons, choosing two starts, what a swap announces.
 (() => {
-  const zone = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", timeZoneName: "short" });
+  const zone = new Intl.DateTimeFormat(undefined, { year: "numeric", month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short" });
 
   function localiseTimes(root) {
     for (const time of root.querySelectorAll("time[datetime]:not([data-local])")) {

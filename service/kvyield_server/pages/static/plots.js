@@ -16,11 +16,10 @@
     return [Math.min(...inside), Math.max(...inside)];
   }
 
-  function yRange(values, padding) {
+  function yRange(values, padding, above) {
     const known = values.filter((v) => v != null && Number.isFinite(v));
     const high = Math.max(...known, 1e-9), low = Math.min(...known, 0);
-    const pad = (high - low) * padding;
-    return [low < 0 ? low - pad : 0, high + pad];
+    return [low < 0 ? low - (high - low) * padding : 0, high + (high - low) * above];
   }
 
   function atCursor(fraction, which) {
@@ -40,15 +39,32 @@
     u.ctx.fillRect(from, top, Math.max(to - from, 2 * ratio()), height);
   }
 
-  function vertical(u, fraction, ink, dash, text, row) {
-    if (fraction == null) return;
-    const { left, top, width, height } = u.bbox, x = u.valToPos(fraction, "x", true), r = ratio();
-    if (x < left - 1 || x > left + width + 1) return;
-    rule(u, [x, top], [x, top + height], ink, dash, 1.25);
-    if (!text) return;
+  const ROW = 17;
+
+  // The two labels stand in rows of their own above everything, on the side where no line crosses them: the line of the
+  // lower label begins below the upper one.
+  function placed(u, lines) {
+    const { left, width } = u.bbox, r = ratio(), gap = 6 * r;
     u.ctx.font = `${12 * r}px system-ui, sans-serif`;
-    const isRight = x + u.ctx.measureText(text).width + 12 * r > left + width;
-    label(u.ctx, text, x + (isRight ? -6 : 6) * r, top + (16 + 16 * row) * r, ink, isRight ? "right" : "left");
+    const sized = lines.map((each) => ({ ...each, x: u.valToPos(each.fraction, "x", true), wide: u.ctx.measureText(each.text).width + gap }));
+    const inside = sized.filter((each) => each.x >= left - 1 && each.x <= left + width + 1).sort((one, other) => one.x - other.x);
+    const fitsRight = (each) => each.x + each.wide <= left + width, fitsLeft = (each) => each.x - each.wide >= left;
+    if (inside.length < 2) return inside.map((each) => ({ ...each, row: 0, side: fitsRight(each) ? 1 : -1 }));
+    const [first, second] = inside;
+    if (fitsRight(second)) return [{ ...first, row: 0, side: 1 }, { ...second, row: 1, side: 1 }];
+    if (fitsLeft(first)) return [{ ...second, row: 0, side: -1 }, { ...first, row: 1, side: -1 }];
+    return [{ ...first, row: 0, side: 1 }, { ...second, row: 1, side: -1 }];
+  }
+
+  function verticals(u, isPool) {
+    const { top, height } = u.bbox, r = ratio(), known = [];
+    if (advice.advised != null) known.push({ fraction: advice.advised, ink: colour("--accent"), dash: [], text: `advised ${advice.advised}` });
+    if (advice.running != null && advice.running !== advice.advised) known.push({ fraction: advice.running, ink: colour("--muted"), dash: [2, 3], text: `running ${advice.running}` });
+    const lines = placed(u, known);
+    for (const each of lines) rule(u, [each.x, top + (isPool ? each.row * ROW * r : 0)], [each.x, top + height], each.ink, each.dash, 1.25);
+    if (!isPool) return;
+    for (const each of lines) label(u.ctx, each.text, each.x + each.side * 6 * r, top + (ROW * (each.row + 1) - 1) * r, each.ink, each.side > 0 ? "left" : "right");
+    u.root.dataset.labels = JSON.stringify(lines.map((each) => ({ text: each.text, x: each.x, from: each.side > 0 ? each.x : each.x - each.wide, to: each.side > 0 ? each.x + each.wide : each.x, row: each.row })));
   }
 
   function horizontal(u, value, ink, dash, text, short) {
@@ -57,7 +73,7 @@
     rule(u, [left, y], [left + width, y], ink, dash, 1.25);
     u.ctx.font = `${12 * r}px system-ui, sans-serif`;
     const said = u.ctx.measureText(text).width + 16 * r > width ? short : text;
-    label(u.ctx, said, left + 8 * r, y - top < 18 * r ? y + 17 * r : y - 3 * r, ink);
+    label(u.ctx, said, left + 8 * r, y - top < (3 * ROW + 1) * r ? y + 17 * r : y - 3 * r, ink);
   }
 
   function over(which) {
@@ -71,8 +87,7 @@
       if (advice) {
         if (isPool && advice.target != null) horizontal(u, advice.target, colour("--ink"), [6, 4], `target ${tokens(advice.target)} tokens`, "target");
         if (!isPool && advice.need) need(u);
-        if (advice.running !== advice.advised) vertical(u, advice.running, colour("--muted"), [2, 3], isPool ? `running ${advice.running}` : "", 1);
-        vertical(u, advice.advised, colour("--accent"), [], isPool ? `advised ${advice.advised}` : "", 0);
+        verticals(u, isPool);
       }
       c.restore();
       for (const start of curve.starts) mark(u, start, which);
@@ -160,7 +175,7 @@
       padding: [8, 12, 0, 0],
       scales: {
         x: { time: false, range: () => xRange() },
-        y: { range: () => yRange([...(band ? band.high : []), ...(band && !isPool ? band.low : []), ...measured, ...(advice ? (isPool ? [advice.target] : [...(advice.need || [])].slice(0, 2)) : [])], 0.06) },
+        y: { range: () => yRange([...(band ? band.high : []), ...(band && !isPool ? band.low : []), ...measured, ...(advice ? (isPool ? [advice.target] : [...(advice.need || [])].slice(0, 2)) : [])], 0.06, isPool ? 0.18 : 0.06) },
       },
       axes: [
         { stroke: ink, grid, ticks, font, size: isPool ? 26 : 24, label: isPool ? undefined : curve.flag, labelFont: font, labelSize: 20, labelGap: 0, values: (u, all) => all.map((v) => +v.toFixed(4)), space: 60 },

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvyield_server.domain.answers import Status
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Scalar
 from kvyield_server.pages.views.words import (
     UNKNOWN,
     duration,
@@ -115,7 +115,7 @@ def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, st
         warnings=tuple(item.detail for item in advice.warnings),
         explanation=advice.explanation,
         basis=_basis(advice),
-        levers=tuple(_lever(lever) for lever in advice.alternatives),
+        levers=tuple(_lever(advice.engine, lever) for lever in advice.alternatives),
         texts=tuple((key, name, texts[key]) for key, name in FORMATS if texts.get(key)),
     )
 
@@ -161,9 +161,9 @@ def _figures(advice: AdviceOut, target_tokens: int) -> tuple[Figure, ...]:
 
 
 def _change(change: ChangeOut) -> ChangeRow:
-    before = UNKNOWN if change.from_value is None else flag_value(change.from_value)
+    after = "removed" if is_off(change.to_value) else flag_value(change.to_value)
     return ChangeRow(
-        option=flag_option(change.flag), before=before, after=flag_value(change.to_value), reason=change.reason
+        option=flag_option(change.flag), before=flag_value(change.from_value), after=after, reason=change.reason
     )
 
 
@@ -182,19 +182,19 @@ def _minutes(plan: RestartsOut | None) -> str:
 
 def _basis(advice: AdviceOut) -> str:
     kinds = {
-        "config_only": "the model's config and the card only",
+        "config_only": "the model's config and the GPU only",
         "transfer": "starts of the same model on other hardware",
         "one_start": "one start",
         "several_starts": plural(len(advice.basis.observation_ids), "start"),
     }
     longest = advice.basis.verified_prompt_tokens
     verified = f"longest verified prompt {tokens(longest)} tokens" if longest else "no prompt verified yet"
-    return f"Rests on {kinds[advice.basis.kind.value]}; {verified}."
+    return f"Based on {kinds[advice.basis.kind.value]}; {verified}."
 
 
-def _lever(lever: LeverOut) -> LeverRow:
+def _lever(engine: EngineName, lever: LeverOut) -> LeverRow:
     return LeverRow(
-        flags=flags_text(lever.flags) or "no flag",
+        flags=flags_text(engine, lever.flags) or "no flag",
         joint=percent(lever.joint),
         gain_tokens=_signed(tokens(lever.gain_tokens), lever.gain_tokens),
         gain_gib=_signed(figure(lever.gain_gib, 1), lever.gain_gib),
@@ -202,9 +202,17 @@ def _lever(lever: LeverOut) -> LeverRow:
     )
 
 
-def flags_text(flags: Mapping[str, Scalar]) -> str:
-    """Return flags as they stand on a command line."""
-    return " ".join(f"{flag_option(name)} {flag_value(value)}" for name, value in flags.items())
+def flags_text(engine: EngineName, flags: Mapping[str, Scalar]) -> str:
+    """Return flags as the engine's command line takes them; those that are off are to be removed from it."""
+    from kvyield_server.domain.advice.render import command_line  # keeps numpy out of start-up
+
+    removed = [f"remove {command_line(engine, {name: True})}" for name, value in flags.items() if is_off(value)]
+    return " ".join((command_line(engine, flags), *removed)).strip()
+
+
+def is_off(value: Scalar) -> bool:
+    """Tell whether a flag is left off the command line: not set, or set to no."""
+    return value is None or value is False
 
 
 def _signed(text: str, value: float | None) -> str:

@@ -25,12 +25,15 @@ _LOWEST = 0.4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRow:
-    """One answer and the start that settled it. ``verdict`` is empty while nothing can be said."""
+    """One answer, what it was about, and the start that followed it. ``verdict`` is empty while nothing can be said."""
 
     id: UUID
     made_at: datetime
     pair_id: UUID | None
+    model: str
+    hardware: str
     status_word: str
+    headline: str
     target: str
     command_line: str
     predicted_pool: str
@@ -69,17 +72,20 @@ class CoveragePlot:
         return " ".join(f"{point.x},{point.y}" for point in self.points)
 
 
-def log_row(answer: RecommendationOut, start: ObservationOut | None) -> LogRow:
-    """Return one line of the log."""
+def log_row(answer: RecommendationOut, start: ObservationOut | None, *, model: str, hardware: str) -> LogRow:
+    """Return one line of the log; ``model`` and ``hardware`` name what the question was about."""
     predicted, odds = answer.prediction, answer.probability
     measured = start.measurements if start else None
     return LogRow(
         id=answer.id,
         made_at=answer.made_at,
         pair_id=answer.pair_id,
+        model=model,
+        hardware=hardware,
+        headline=answer.headline.text if answer.headline else "",
         status_word=STATUS_WORDS[Status(answer.status)],
         target=tokens(answer.question.target_tokens),
-        command_line=answer.command_line or "nothing to restart with",
+        command_line=answer.command_line,
         predicted_pool=span_tokens(predicted.pool_tokens),
         predicted_free=span_gib(predicted.free_at_ready_gib),
         probability=percent(odds.joint if odds else None),
@@ -106,12 +112,12 @@ def restarts_text(calibration: Calibration) -> str:
     if plan.mean is None:
         return "No target has been reached yet."
     still = f"; {plan.open} not reached yet" if plan.open else ""
-    return f"Restarts a target: {figure(plan.mean, 2)} on average, over {plan.reached} reached{still}."
+    return f"Restarts per target: {figure(plan.mean, 2)} on average, over {plan.reached} reached{still}."
 
 
 def _verdict(answer: RecommendationOut, start: ObservationOut | None) -> str:
     if start is None:
-        return "no start names it yet"
+        return "no start followed it yet"
     if answer.settlement is not None:
         return answer.settlement
     pool, predicted = start.measurements.pool_tokens, answer.prediction.pool_tokens

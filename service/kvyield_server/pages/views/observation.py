@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from datetime import datetime
 from typing import Any
 
 from kvyield_server.domain.answers import FitSummary
-from kvyield_server.domain.facts.observation import Measurements, Verification
+from kvyield_server.domain.facts.observation import Answer, Measurements, Verification
 from kvyield_server.pages.views.comparison import MEASUREMENT_WORDS, measured_text
 from kvyield_server.pages.views.starts import AT_MOST, is_bound
 from kvyield_server.pages.views.words import UNKNOWN, duration, flag_value, gib, label_word, tokens
-from kvyield_server.schemas.observations import ObservationOut
+from kvyield_server.schemas.observations import HistoryEntryOut, ObservationOut
 
 SOURCE_WORDS = {
     "log": "the engine's log",
     "endpoint": "the engine's endpoints",
     "import": "an imported log",
-    "manual": "typed by hand",
+    "manual": "entered by hand",
 }
 USE_WORDS = {
     "point": "a point on the line",
@@ -25,6 +26,30 @@ USE_WORDS = {
     "free_memory_only": "used for free memory only",
     "set_aside": "set aside",
 }
+
+
+ANSWER_WORDS = {Answer.RIGHT: "right", Answer.WRONG: "wrong", Answer.NOT_CHECKED: "not checked"}
+ACTION_WORDS = {"merge": "Merged with another account", "correction": "Corrected"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedField:
+    """A field of a start that changed, with its value before and after as people read it."""
+
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryRow:
+    """One change of a stored start: what was done, by whom, when and why."""
+
+    at: datetime
+    action: str
+    actor: str
+    reason: str
+    changes: tuple[ChangedField, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +74,8 @@ class VerificationRow:
     lowest_free: str
     prompt_need: str
     answer: str
+    answer_word: str
+    is_wrong: bool
     error: str
 
 
@@ -63,6 +90,7 @@ class ObservationView:
     facts: tuple[tuple[str, str], ...]
     verifications: tuple[VerificationRow, ...]
     memory: tuple[MemoryStep, ...]
+    history: tuple[HistoryRow, ...]
     fit_use: str
     fit_reason: str
 
@@ -78,6 +106,7 @@ def observation_view(start: ObservationOut, fits: Sequence[FitSummary]) -> Obser
         facts=tuple((name, _fact(value)) for name, value in sorted(start.model.facts.items())),
         verifications=tuple(_verification(item, start.measurements) for item in start.verifications),
         memory=memory_steps(start.measurements, start.verifications),
+        history=tuple(_history(entry) for entry in reversed(start.history)),
         fit_use=use,
         fit_reason=reason,
     )
@@ -150,16 +179,35 @@ def _verification(item: Verification, measured: Measurements) -> VerificationRow
         lowest_free=gib(item.lowest_free_gib),
         prompt_need=f"{AT_MOST if need is not None and is_bound(measured) else ''}{gib(need)}",
         answer=_answer(item),
+        answer_word=ANSWER_WORDS[item.answer] if item.answer else "",
+        is_wrong=item.answer is Answer.WRONG,
         error=item.error or "",
     )
 
 
 def _answer(item: Verification) -> str:
     if item.answer_received is None:
-        return UNKNOWN
+        return "" if item.answer else UNKNOWN
     if item.answer_expected is None or item.answer_expected == item.answer_received:
         return item.answer_received
     return f"{item.answer_received} (expected {item.answer_expected})"
+
+
+def _history(entry: HistoryEntryOut) -> HistoryRow:
+    return HistoryRow(
+        at=entry.at,
+        action=ACTION_WORDS.get(entry.action, label_word(entry.action)),
+        actor=entry.actor,
+        reason=entry.reason or "",
+        changes=tuple(
+            ChangedField(name=change.field, before=_changed(change.before), after=_changed(change.after))
+            for change in entry.changes
+        ),
+    )
+
+
+def _changed(value: Any) -> str:
+    return UNKNOWN if value is None else _fact(value)
 
 
 def _fit_use(start: ObservationOut, fits: Sequence[FitSummary]) -> tuple[str, str]:

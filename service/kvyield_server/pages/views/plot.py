@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kvyield_server.domain.answers import Prediction
+from kvyield_server.domain.answers import Prediction, Status
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Outcome, Scalar
 from kvyield_server.pages.views.starts import is_bound
 from kvyield_server.pages.views.words import figure, gib, outcome_word, span_gib, span_tokens, tokens
@@ -113,11 +113,15 @@ def thinned(starts: Sequence[Observation], most: int) -> list[Observation]:
 
 
 def overlay(advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None) -> dict[str, Any]:
-    """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need."""
+    """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need.
+
+    Where there is nothing to restart with, no fraction is advised.
+    """
+    is_advised = advice.status in (Status.OK, Status.AT_RISK)
     return {
         "target": target_tokens,
         "window": [advice.window.lowest, advice.window.highest] if advice.window else None,
-        "advised": advice.flags.get(FRACTION_FLAG[advice.engine]),
+        "advised": advice.flags.get(FRACTION_FLAG[advice.engine]) if is_advised else None,
         "running": running,
         "need": [need.low, need.median, need.high] if need else None,
         "status": advice.status.value,

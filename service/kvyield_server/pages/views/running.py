@@ -40,7 +40,7 @@ def running_view(
     return RunningView(
         id=start.id,
         at=start.observed_at,
-        flags=flags_text(flags) or "no flag is known",
+        flags=flags_text(start.engine.name, flags) or "no flag is known",
         figures=(_pool(start, pool), _free(start, free), _headroom(start, headroom, verified_tokens)),
     )
 

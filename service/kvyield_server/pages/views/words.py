@@ -7,6 +7,7 @@ from datetime import datetime
 from decimal import ROUND_HALF_UP, Context, Decimal
 from math import isfinite
 
+from kvyield_server.domain import answers
 from kvyield_server.domain.facts.observation import EngineName, Outcome, Scalar
 from kvyield_server.schemas.common import EstimateOut
 
@@ -51,14 +52,7 @@ def gib(value: float | None, digits: int = 2) -> str:
 
 def percent(probability: float | None) -> str:
     """Return a probability; what is not certain never reads as 0 % or 100 %."""
-    if probability is None:
-        return UNKNOWN
-    if probability >= 0.9995:
-        return "> 99.9 %"
-    if probability < 0.0005:
-        return "< 0.1 %"
-    digits = 1 if probability > 0.99 or probability < 0.01 else 0
-    return f"{figure(probability * 100, digits)} %"
+    return UNKNOWN if probability is None else answers.percent(probability)
 
 
 def span_tokens(estimate: EstimateOut | None) -> str:
@@ -84,8 +78,9 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time in UTC, as it stands on the page until the reader's zone is known."""
-    return UNKNOWN if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+    """Return a time in UTC, as it stands on the page until the reader's zone is known; with seconds, which tell two
+    starts of one minute apart."""
+    return UNKNOWN if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def engine_word(name: EngineName) -> str:
@@ -99,11 +94,12 @@ def outcome_word(outcome: Outcome) -> str:
 
 
 def flag_value(value: Scalar) -> str:
-    """Return a flag's value: off and on in words, numbers without an exponent where that is shorter."""
-    if value is None or value is False:
-        return "off"
-    if value is True:
-        return "on"
+    """Return a flag's value: nothing for one that is not set, off and on in words, numbers without an exponent where
+    that is shorter."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "on" if value else "off"
     return f"{value:.10g}" if isinstance(value, float) else str(value)
 
 
@@ -124,4 +120,4 @@ def label_word(code: str) -> str:
 
 def flag_parts(line: str) -> list[str]:
     """Return a command line as the parts that should not be torn apart; joined with spaces they are the line again."""
-    return re.split(r" (?=--)", line)
+    return re.split(r"(?<!remove) (?=--|remove --)", line)
