@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import shutil
 import stat
 import time
 from collections.abc import Sequence
@@ -23,6 +25,44 @@ def write_atomically(path: Path, content: bytes) -> None:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+
+
+def replace_file(path: Path, content: bytes, *, mode: int | None = None) -> None:
+    """Writes a file of other people's as `write_atomically` does; its owner, mode and attributes stay.
+
+    A link is followed. ``mode`` is that of the file from now on, None the one it has. One caller at a time: drafts that
+    a killed one left behind are removed.
+
+    Raises:
+        OSError: it cannot be brought to the disk whole, or not with the owner that it has. What was there is there.
+    """
+    place = Path(os.path.realpath(path))
+    draft = place.with_name(f".{place.name}.{os.getpid()}.{time.monotonic_ns()}")
+    for left in place.parent.glob(f".{glob.escape(place.name)}.*[0-9].*[0-9]"):
+        left.unlink(missing_ok=True)
+    try:
+        _write_through(draft, content)
+        if place.exists():
+            before = place.stat()
+            shutil.copystat(place, draft)
+            os.utime(draft)
+            if (before.st_uid, before.st_gid) != (draft.stat().st_uid, draft.stat().st_gid):
+                os.chown(draft, before.st_uid, before.st_gid)
+            mode = before.st_mode if mode is None else mode
+        draft.chmod(stat.S_IMODE(0o644 if mode is None else mode))
+        draft.rename(place)
+        _flush_folder(place.parent)
+    except OSError:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise
+
+
+def remove_file(path: Path) -> None:
+    """Removes a file, if there is one, and brings that to the disk. Raises `OSError`."""
+    path.unlink(missing_ok=True)
+    if path.parent.exists():
+        _flush_folder(path.parent)
 
 
 def foreign(folder: Path, parts: Sequence[str]) -> str | None:
