@@ -70,6 +70,9 @@ benchmarks-page: $(STAMP) ## write docs/benchmarks.md from what the last runs pr
 openapi-examples: $(STAMP) ## record the answers of the OpenAPI document's examples anew
 	@PYTHONPATH=tests $(BIN)/python tests/api/examples.py
 
+gpu-trial: $(STAMP) ## on a GPU host: ENGINE_COMMAND='vllm serve ...' started, measured, restarted with the advice; prints predicted against measured
+	@$(BIN)/python tests/gpu/trial.py $(TRIAL_OPTIONS)
+
 wheels: $(STAMP) ## build both distributions into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./clients/python
 

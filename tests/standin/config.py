@@ -63,7 +63,7 @@ class Config:
     prefill_tokens_per_second: float = 500_000.0
     prefill_seconds_per_square: float = 0.0  # attention: added for the square of the tokens
     first_prompt_seconds: float = 0.0  # a fresh server's first prompt compiles kernels
-    prompts_at_once: bool = True  # False: chunks of several prompts are worked on one after the other
+    prompts_at_once: bool = True  # False: one chunk at a time, so that several prompts take the memory of one
     decode_seconds_per_token: float = 0.005
     startup_seconds: float = 360.0
     api_key: str | None = None

@@ -119,7 +119,8 @@ class Memory:
             self._publish()
 
     def _free(self) -> float:
-        return self._at_ready - max(self._kept, sum(self._held.values()))
+        together = sum if self._config.prompts_at_once else max
+        return self._at_ready - max(self._kept, together([0.0, *self._held.values()]))
 
     def _publish(self) -> None:
         self._file.write(self._free())

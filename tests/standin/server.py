@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -151,17 +151,32 @@ class Server(ThreadingHTTPServer):
 def main() -> None:
     """Starts as an engine does: log lines first, then the address on standard output; exits 1 when the start fails."""
     config = _config(json.loads(sys.stdin.readline()))
-    log, allocated = Log(Path(sys.argv[1])), plan(config)
-    server = Server(("127.0.0.1", 0), Handler)
+    run(config, Path(sys.argv[1]), Path(sys.argv[2]), tell=lambda url: print(url, flush=True), is_free_port=True)
+
+
+def run(
+    config: Config,
+    log_path: Path,
+    free_path: Path,
+    *,
+    tell: Callable[[str], object] = lambda _url: None,
+    is_free_port: bool = False,
+) -> None:
+    """Serves until it is killed, at ``config.port`` or at a port that is free; ``tell`` is given the address.
+
+    Free memory is written to ``free_path``. Exits 1 when the start does not fit.
+    """
+    log, allocated = Log(log_path), plan(config)
+    server = Server(("127.0.0.1", 0 if is_free_port else config.port), Handler)
     config.port = server.server_port
     lines = vllm_lines if config.engine == "vllm" else sglang_lines
     log.write(*lines(config, allocated, datetime.now().astimezone()))
     too_small = config.engine == "vllm" and allocated.pool_tokens < config.context_length
     if too_small or not allocated.pool_tokens or allocated.at_ready_gib < 0:
         sys.exit(1)
-    memory = Memory(config, allocated.at_ready_gib, FreeMemoryFile(Path(sys.argv[2])))
+    memory = Memory(config, allocated.at_ready_gib, FreeMemoryFile(free_path))
     Handler.state = State(config, allocated, memory, log)
-    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    tell(f"http://127.0.0.1:{server.server_port}")
     server.serve_forever()
 
 
