@@ -323,6 +323,18 @@ def test_flags_of_a_prediction_that_are_right(client: Client, pair_id: str, flag
     assert flags.items() <= item["flags"].items()
 
 
+@pytest.mark.parametrize(("flags", "takes"), [({"tp_size": 16}, 16), ({"pp_size": 2}, 16), ({"dp_size": 8}, 64)])
+def test_a_layout_that_the_hardware_has_no_gpus_for_is_said(
+    client: Client, pair_id: str, flags: dict[str, Any], takes: int
+) -> None:
+    """The pair has 8 GPUs; a prediction for more is made and warned of, one for 8 is not."""
+    body = {"selector": {"pair_id": pair_id}, "flags": [flags, {"tp_size": 8}]}
+    more, same = client.post("/predictions", json=body).json()["items"]
+    (warning,) = [it["detail"] for it in more["warnings"] if it["code"] == "layout_exceeds_hardware"]
+    assert f"takes {takes} GPUs and the hardware has 8" in warning
+    assert "layout_exceeds_hardware" not in [it["code"] for it in same["warnings"]]
+
+
 def test_a_start_may_have_any_value_of_a_known_flag(client: Client) -> None:
     """What an engine accepted is kept as it was, also where a prediction for it would be refused."""
     flags = {**start(1)["flags"], "kv_cache_dtype": "a_later_type", "tp_size": 70_000}

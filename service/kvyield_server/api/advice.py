@@ -61,7 +61,8 @@ async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[Predi
 async def get_recommend(
     request: Request[Any, Any, Any], parameters: NamedDependency[RecommendQuery]
 ) -> AdviceOut | Response[str]:
-    """Answer which memory flags to restart with; ``format`` renders the answer as text to paste."""
+    """Answer which memory flags to restart with. The pair is named by ``pair_id``, or by all of ``gpu``, ``gpu_count``,
+    ``model`` and ``engine``; ``format`` renders the answer as text to paste."""
     services = services_of(request)
 
     def work(uow: UnitOfWork) -> tuple[Subject, Advice]:

@@ -54,7 +54,7 @@ class BatchItemOut(Struct, frozen=True, kw_only=True):
 
     Attributes:
         index: Position of the item in the request, counted from 0.
-        status: The HTTP status that a post of this item alone would have had: 201, 200, 409, 422 or 503.
+        status: The HTTP status that a post of this item alone would have had, such as 201, 200, 409 or 422.
         id: UUID of the stored start; absent when the item was refused.
         problem: What is wrong with the item; absent when it was taken.
     """

@@ -33,7 +33,7 @@ class DecileOut(Struct, frozen=True, kw_only=True):
 
     Attributes:
         low: Lowest probability of the range, included.
-        high: Highest probability of the range, excluded except for 1.
+        high: Highest probability of the range, excluded unless it is 1.
         expected: Mean probability of the advice in the range; null when there is none.
         hits: Number of starts whose pool held the target.
         settled: Number of settled recommendations in the range.

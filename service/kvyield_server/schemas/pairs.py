@@ -58,8 +58,8 @@ class CurveQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"lowe
 
     Attributes:
         deployment: Id or label of the deployment, as the fits give it; the newest when absent.
-        lowest: Smallest fraction of the curve; just below the smallest of the starts when absent.
-        highest: Largest fraction of the curve; just above the largest of the starts when absent.
+        lowest: Smallest fraction of the curve; 0.05 below the smallest of the starts when absent.
+        highest: Largest fraction of the curve; 0.05 above the largest of the starts when absent.
         points: Number of points, evenly spaced.
     """
 

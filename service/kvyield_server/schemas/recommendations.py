@@ -193,7 +193,7 @@ class AdviceOut(Struct, frozen=True, kw_only=True):
         restarts: What the advice costs in restarts; null when it is not known.
         verification_seconds: Time that a verification of the question takes, in seconds; null when none was timed.
         basis: The evidence that the answer was made from.
-        alternatives: Other changes of flags, the best first.
+        alternatives: Other changes of flags, most probability gained for its cost first; a lower target comes last.
         warnings: What to know before the flags are used.
         explanation: How the answer was found, in sentences for people.
         binding_constraint: What keeps the flags from answering the question, such as `pool`, `headroom`,

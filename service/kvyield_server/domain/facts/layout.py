@@ -31,6 +31,11 @@ class ParallelLayout:
         return max(1, self.tensor // self.data) if self.data_attention else self.tensor
 
     @property
+    def gpus(self) -> int:
+        """The number of GPUs that the layout takes."""
+        return self.tensor * self.pipeline * (1 if self.data_attention else self.data)
+
+    @property
     def is_spread(self) -> bool:
         """Tell whether GPUs must talk to one another, which costs each of them communication buffers."""
         return self.tensor * self.pipeline > 1
