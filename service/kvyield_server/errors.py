@@ -84,7 +84,7 @@ class UnauthenticatedError(KvyieldError):
 
 
 class ForbiddenError(KvyieldError):
-    """The token's role does not allow this."""
+    """The token's role does not allow this, or no token exists and the request came by a name of another host."""
 
     code = "forbidden"
     title = "Forbidden"

@@ -45,7 +45,12 @@ async def live(request: Request[Any, Any, Any]) -> HealthOut:
     return HealthOut(status="live", version=__version__, queue_depth=services_of(request).storage.queue_depth)
 
 
-@route("/health/ready", http_method=_LOOKS, operation_id=_by_method, responses=responses_of(MigrationNeededError))
+@route(
+    "/health/ready",
+    http_method=_LOOKS,
+    operation_id=_by_method,
+    responses=responses_of(MigrationNeededError, StorageUnavailableError),
+)
 async def ready(request: Request[Any, Any, Any]) -> HealthOut:
     """Say that the service is ready: the database answers, takes writes again if the last one failed, and has the
     schema that this version needs; 503 when not."""

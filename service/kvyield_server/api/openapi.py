@@ -127,7 +127,7 @@ def document(api: Router) -> dict[str, Any]:
     ]
     kinds = [kind for _, handler in operations for kind in _wire_types(handler)]
     schemas, components = schemas_of([*kinds, ExportedIn, Problem], DESCRIBED_BY)
-    schema_of = {str(kind): schema for kind, schema in zip(kinds, schemas, strict=False)}
+    schema_of = dict(zip(kinds, schemas, strict=False))
     for operation, handler in operations:
         _complete(operation, handler, schema_of)
         _exemplify(operation)
@@ -142,7 +142,7 @@ def document(api: Router) -> dict[str, Any]:
     return result
 
 
-def _complete(operation: Operation, handler: HTTPRouteHandler, schema_of: Mapping[str, Any]) -> None:
+def _complete(operation: Operation, handler: HTTPRouteHandler, schema_of: Mapping[Any, Any]) -> None:
     text = " ".join((getdoc(handler.fn) or "").split()).replace("``", "`")
     operation["summary"], operation["description"] = re.split(r"[.;:](?: |$)", text)[0], text
     operation["tags"] = [_TAG_OF_MODULE.get(handler.fn.__module__.rpartition(".")[2], "Service")]
@@ -151,7 +151,7 @@ def _complete(operation: Operation, handler: HTTPRouteHandler, schema_of: Mappin
         operation["security"] = [{"bearer": []}, {}]
         operation["description"] += f" For tokens of the role {' or '.join(sorted(guard.roles))}."
     if handler.parsed_data_field is not None:
-        body = schema_of[str(handler.parsed_data_field.annotation)]
+        body = schema_of[handler.parsed_data_field.annotation]
         operation["requestBody"]["content"] = {"application/json": {"schema": body}}
     responses = operation["responses"]
     responses.pop("400", None)  # of the framework, whose checks are not used
@@ -169,7 +169,7 @@ def _complete(operation: Operation, handler: HTTPRouteHandler, schema_of: Mappin
     responses["default"] = {**default, "headers": responses["500"]["headers"]}
 
 
-def _complete_answers(operation: Operation, handler: HTTPRouteHandler, schema_of: Mapping[str, Any]) -> None:
+def _complete_answers(operation: Operation, handler: HTTPRouteHandler, schema_of: Mapping[Any, Any]) -> None:
     """Put right what the framework says of answers that are no problems."""
     responses = operation["responses"]
     answer = _answer_of(handler)
@@ -178,7 +178,7 @@ def _complete_answers(operation: Operation, handler: HTTPRouteHandler, schema_of
     for status in ("200", "201"):
         content = responses.get(status, {}).get("content", {})
         if answer is not None and "application/json" in content:
-            content["application/json"] = {"schema": schema_of[str(answer)]}
+            content["application/json"] = {"schema": schema_of[answer]}
     if "HEAD" in handler.http_methods and operation["operationId"].startswith("head_"):
         responses["200"].pop("content", None)
         return
@@ -263,9 +263,9 @@ def _exemplify(operation: Operation) -> None:
     """Add the examples of an operation: the request of the first one, the first answer of each status and type."""
     steps = [step for step in examples() if step["operation"] == operation["operationId"]]
     for step in reversed(steps):
-        response = operation["responses"].get(str(step["status"]), operation["responses"]["default"])
         if "answer" in step:
-            response["content"][step["media_type"]]["example"] = step["answer"]
+            content = operation["responses"][str(step["status"])]["content"]
+            content[step["media_type"]]["example"] = step["answer"]
     if not steps:
         return
     first = steps[0]
