@@ -11,6 +11,7 @@ from litestar import Litestar
 from litestar.datastructures import State
 
 from kvyield_server.api.auth import own_hosts_only
+from kvyield_server.api.mcp import Agents
 from kvyield_server.api.openapi import document
 from kvyield_server.api.problems import EXCEPTION_HANDLERS
 from kvyield_server.api.request import StrictRequest
@@ -33,7 +34,7 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
         StorageUnavailableError: the database cannot be opened, or needs ``db upgrade``.
         ForbiddenError: no valid token exists and the address is not loopback.
     """
-    services = Services(settings, storage or open_storage(settings.database))
+    services, agents = Services(settings, storage or open_storage(settings.database)), Agents()
     require_token_unless_loopback(settings, services.storage)
     app = Litestar(
         route_handlers=[API, *page_routers()],
@@ -41,8 +42,8 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
         request_class=StrictRequest,
         request_max_body_size=settings.max_body_bytes,
         exception_handlers=EXCEPTION_HANDLERS,
-        state=State({"services": services, "openapi": cache(lambda: document(API))}),
-        lifespan=[_lifespan(services)],
+        state=State({"services": services, "openapi": cache(lambda: document(API)), "agents": agents}),
+        lifespan=[_lifespan(services, agents)],
         openapi_config=None,
         logging_config=None,
     )
@@ -68,12 +69,13 @@ def require_token_unless_loopback(settings: Settings, storage: Storage) -> None:
         )
 
 
-def _lifespan(services: Services) -> Any:
+def _lifespan(services: Services, agents: Agents) -> Any:
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         try:
             yield
         finally:
+            await agents.close()
             await services.close()
 
     return lifespan

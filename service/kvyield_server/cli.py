@@ -14,7 +14,7 @@ from uuid import UUID
 import click
 
 from kvyield_server import __version__
-from kvyield_server.errors import InvalidError, KvyieldError
+from kvyield_server.errors import InvalidError, KvyieldError, MissingExtraError
 from kvyield_server.settings import Settings, settings_from, shown
 
 ROLES = ("ingest", "read", "admin")
@@ -191,10 +191,13 @@ def revoke_token(database: str | None, which: str) -> None:
 
 @main.command()
 @DATABASE
-@click.option("--format", "form", type=click.Choice(("ndjson", "csv")), default="ndjson", show_default=True)
+@click.option("--format", "form", type=click.Choice(("ndjson", "csv", "parquet")), default="ndjson", show_default=True)
 @click.option("--pair", "pair_id", type=click.UUID, help="One pair only")
 def export(database: str | None, form: str, pair_id: UUID | None) -> None:
-    """Write the ledger to standard output, newest first; ndjson is what import takes."""
+    """Write the ledger to standard output, newest first; ndjson is what import takes.
+
+    parquet is a typed table for analysis and needs kvyield-server[parquet].
+    """
     from kvyield_server.schemas.exports import archive_line, csv_head, csv_lines
     from kvyield_server.storage.archive import as_json
     from kvyield_server.storage.records import ObservationFilter
@@ -202,11 +205,22 @@ def export(database: str | None, form: str, pair_id: UUID | None) -> None:
     from kvyield_server.usecases.export import export as pages
 
     where, out = ObservationFilter(pair_id=pair_id), sys.stdout.buffer
+    if form == "parquet":
+        MissingExtraError.unless("pyarrow", "parquet", "A Parquet file")
+        if sys.stdout.isatty():
+            raise click.UsageError("A Parquet file is no text for a terminal: kvyield-server export ... > FILE.")
     with _storage(settings_from(database=database)) as storage:
         if form == "csv":
             out.write(csv_head())
             for page in pages(storage, where):
                 out.write(csv_lines(page))
+        elif form == "parquet":
+            from kvyield_server.schemas.parquet import ParquetTable
+
+            table = ParquetTable()
+            for page in pages(storage, where):
+                out.write(table.rows(page))
+            out.write(table.end())
         else:
             for stored, kept in archive(storage, where):
                 out.write(archive_line(stored, as_json(kept)))

@@ -8,6 +8,7 @@ KvyieldError
 ├── InvalidError             the input is not valid; ``errors`` holds a pointer and a sentence each
 ├── UnauthenticatedError     no token, or one that is unknown, expired or revoked
 ├── ForbiddenError           the token's role does not allow this
+├── MissingExtraError        an optional package is not installed
 └── StorageUnavailableError  the database cannot be reached, is locked or is full; try again later
     └── MigrationNeededError the database's schema is not the one that this version needs
 """
@@ -15,6 +16,7 @@ KvyieldError
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from typing import ClassVar
 
 
@@ -88,6 +90,19 @@ class ForbiddenError(KvyieldError):
 
     code = "forbidden"
     title = "Forbidden"
+
+
+class MissingExtraError(KvyieldError):
+    """This installation of the service lacks an optional package; the detail names the extra to install."""
+
+    code = "missing_extra"
+    title = "Missing extra"
+
+    @classmethod
+    def unless(cls, package: str, extra: str, what: str) -> None:
+        """Raise unless a package is installed, which an extra of the service brings."""
+        if find_spec(package) is None:
+            raise cls(f"{what} needs the package {package}: pip install 'kvyield-server[{extra}]'.")
 
 
 class StorageUnavailableError(KvyieldError):

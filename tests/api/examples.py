@@ -27,6 +27,7 @@ REQUEST_ID = "0197b0a0-request"
 UUID = r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}"
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|\+00:00)"
 MADE = re.compile(f"{UUID}|{TIME}|{re.escape(__version__)}")
+PARQUET, PARQUET_BEGINS = "application/vnd.apache.parquet", "PAR1"  # the example of a binary file is its first bytes
 EXCERPT = "metrics"  # whose example is some lines of the answer
 EXCERPTED = ("kvyield_observations_total", "kvyield_writer_queue", "kvyield_database_up")
 DOCUMENT = openapi.document(API)
@@ -95,6 +96,8 @@ def _excerpt(metrics: str) -> list[str]:
 
 def _answer(response: httpx.Response) -> Any:
     kind = response.headers.get("content-type", "")
+    if kind == PARQUET:
+        return response.content[: len(PARQUET_BEGINS)].decode()
     is_json = response.content and "json" in kind and "ndjson" not in kind
     return response.json() if is_json else response.text
 

@@ -46,6 +46,7 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "settle": lambda client: client.settle("x", "y"),
     "calibration": lambda client: client.calibration(),
     "health": lambda client: client.health(),
+    "mcp": lambda client: client.mcp("tools/list", {}),
     "export": lambda client: list(client.export()),
 }
 NAMES = (

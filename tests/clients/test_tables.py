@@ -54,18 +54,6 @@ def test_history_is_readable_at_80_columns(service: StandIn, monkeypatch: pytest
     assert next(iter(service.stored.values()))["id"] in run("history").stdout
 
 
-def test_history_takes_names_as_loosely_as_the_service(service: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model without its owner and case is found; one that is unknown is answered with the nearest."""
-    monkeypatch.setenv("KVYIELD_URL", service.url)
-    run("observe", "-", "--gpu", "NVIDIA H200", "--gpu-count", "8", "--no-card", stdin=LOG)
-    result = run("history", "--model", "kimi-k2.6")
-    assert "192,406" in result.stdout
-    assert "kimi-k2.6 is taken as moonshotai/Kimi-K2.6" in result.stderr
-    missed = run("history", "--model", "kimi-k2.5")
-    assert missed.stdout == "no start fits\n"
-    assert "did you mean moonshotai/Kimi-K2.6?" in missed.stderr
-
-
 def test_levers_are_not_broken_inside_a_flag(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

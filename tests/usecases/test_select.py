@@ -69,12 +69,39 @@ def test_loose_names_are_found(storage: Storage, gpu: str, model: str) -> None:
     ],
 )
 def test_parts_of_names_are_not_names(storage: Storage, gpu: str, count: int, model: str) -> None:
-    """A substring, another count or nothing but punctuation finds nothing, and the nearest pairs are listed."""
+    """A substring, another count or nothing but punctuation finds nothing; pairs of a model that is near are listed."""
     with pytest.raises(NotFoundError) as caught:
         found(storage, gpu, count, model)
-    assert len(caught.value.nearest) == 5
+    nearest = caught.value.nearest
+    assert all("Kimi" in name for name in nearest)
+    assert bool(nearest) is ("Kimi" in model)
     if "RTX" in gpu:
-        assert "RTX PRO 6000" in caught.value.nearest[0]
+        assert "RTX PRO 6000" in nearest[0]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "near"),
+    [
+        ("qwen3-14b", {"Qwen/Qwen3-8B"}),
+        ("Qwem3-8B", {"Qwen/Qwen3-8B"}),
+        ("qwen", {"Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct"}),
+        ("llama-2-7b-instruct", {"meta-llama/Llama-3.1-8B-Instruct"}),
+        ("deepseek-r1", {"deepseek-ai/DeepSeek-V3"}),
+        ("bert-base", set()),
+        ("mamba-7b-instruct", set()),
+        ("x", set()),
+    ],
+)
+def test_nearest_are_near(wanted: str, near: set[str]) -> None:
+    """A typing error or another size is near; a model of another family is not, however alike the rest is."""
+    storage = fresh_storage()
+    names = ("Qwen/Qwen3-8B", "Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B-Instruct", "deepseek-ai/DeepSeek-V3")
+    for name in names:
+        storage.write(recording(start(model=Model(name=name)))).result()
+    with pytest.raises(NotFoundError) as caught:
+        found(storage, "H200", 8, wanted)
+    assert {name.split(", ")[-1] for name in caught.value.nearest} == near
+    assert bool(near) or "None of the 4 recorded is near" in caught.value.detail
 
 
 def test_an_exact_part_narrows(storage: Storage) -> None:

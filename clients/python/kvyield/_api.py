@@ -49,7 +49,7 @@ class Api:
     def observations_page(self, **filters: object) -> _wire.ObservationPage:
         """One page, newest first.
 
-        Filters: pair_id, gpu, model, engine, outcome, host, since, until, page_size, page_token.
+        Filters: pair_id, gpu, model, engine, outcome, host, since, until, sort, page_size, page_token.
         """
         return self._send(_calls.observations_page(filters))
 
@@ -86,7 +86,7 @@ class Api:
         return self._send(_calls.correct(observation_id, {**parts, "reason": reason}))
 
     def pairs_page(self, **filters: object) -> _wire.PairPage:
-        """One page of hardware/model pairs."""
+        """One page of hardware/model pairs. Filters: search, gpu, model, sort, page_size, page_token."""
         return self._send(_calls.pairs_page(filters))
 
     def pairs(self, **filters: object) -> Iterator[_wire.Pair]:
@@ -143,6 +143,10 @@ class Api:
         """How past advice turned out."""
         return self._send(_calls.calibration())
 
+    def mcp(self, method: str, params: Mapping[str, Any]) -> _wire.Message:
+        """What /mcp answers a message of the Model Context Protocol: ``result`` or ``error``. Never retried."""
+        return self._send(_calls.mcp(method, params))
+
     def health(self) -> _wire.Health:
         """Whether the service can work; raises `ServiceFailedError` when it cannot. Never retried."""
         return self._send(_calls.ready())
@@ -191,7 +195,7 @@ class AsyncApi:
     async def observations_page(self, **filters: object) -> _wire.ObservationPage:
         """One page, newest first.
 
-        Filters: pair_id, gpu, model, engine, outcome, host, since, until, page_size, page_token.
+        Filters: pair_id, gpu, model, engine, outcome, host, since, until, sort, page_size, page_token.
         """
         return await self._send(_calls.observations_page(filters))
 
@@ -231,7 +235,7 @@ class AsyncApi:
         return await self._send(_calls.correct(observation_id, {**parts, "reason": reason}))
 
     async def pairs_page(self, **filters: object) -> _wire.PairPage:
-        """One page of hardware/model pairs."""
+        """One page of hardware/model pairs. Filters: search, gpu, model, sort, page_size, page_token."""
         return await self._send(_calls.pairs_page(filters))
 
     async def pairs(self, **filters: object) -> AsyncIterator[_wire.Pair]:
@@ -290,6 +294,10 @@ class AsyncApi:
     async def calibration(self) -> dict[str, Any]:
         """How past advice turned out."""
         return await self._send(_calls.calibration())
+
+    async def mcp(self, method: str, params: Mapping[str, Any]) -> _wire.Message:
+        """What /mcp answers a message of the Model Context Protocol: ``result`` or ``error``. Never retried."""
+        return await self._send(_calls.mcp(method, params))
 
     async def health(self) -> _wire.Health:
         """Whether the service can work; raises `ServiceFailedError` when it cannot. Never retried."""

@@ -18,6 +18,8 @@ from kvyield._errors import ConfigError, UnexpectedAnswerError
 T = TypeVar("T")
 BATCH_ITEMS = 500
 BATCH_BYTES = 2 * 2**20
+EXPORTS = ("ndjson", "csv", "parquet")
+MCP_VERSION = "2025-11-25"
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Call(Generic[T]):
     params: Mapping[str, str] = field(default_factory=dict)
     body: bytes | None = None
     idempotent: bool = True
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def encode(value: object) -> bytes:
@@ -167,6 +170,12 @@ def ready() -> Call[_wire.Health]:
     return Call("GET", "/health/ready", _reader(_wire.Health), idempotent=False)
 
 
+def mcp(method: str, params: Mapping[str, Any]) -> Call[_wire.Message]:
+    body = encode({"jsonrpc": "2.0", "id": 1, "method": method, "params": dict(params)})
+    headers = {"mcp-protocol-version": MCP_VERSION}
+    return Call("POST", "/mcp", _read_message, body=body, idempotent=False, headers=headers)
+
+
 def probes() -> Mapping[str, Call[None]]:
     """For each role of a token a call that only such a token is let through to, and that does nothing.
 
@@ -187,8 +196,8 @@ def probe_verification(observation_id: UUID | str) -> Call[None]:
 
 
 def export_path(file_format: str) -> str:
-    if file_format not in ("ndjson", "csv"):
-        raise ConfigError(f"an export is ndjson or csv, not {file_format!r}")
+    if file_format not in EXPORTS:
+        raise ConfigError(f"an export is one of {', '.join(EXPORTS)}, not {file_format!r}")
     return f"/export/observations.{file_format}"
 
 
@@ -232,6 +241,13 @@ def _read_receipt(answer: Answer) -> _wire.Receipt:
     receipt = _decode(answer, _wire.Receipt)
     receipt.created = answer.status == 201
     return receipt
+
+
+def _read_message(answer: Answer) -> _wire.Message:
+    message = _decode(answer, _wire.Message)
+    if message.result is None and message.error is None:
+        raise UnexpectedAnswerError("the answer is no message of the Model Context Protocol")
+    return message
 
 
 def _read_nothing(_answer: Answer) -> None:

@@ -65,7 +65,7 @@ class _Base:
             "url": self.origin.url + call.path,
             "params": dict(call.params) or None,
             "content": call.body,
-            "headers": content_type,
+            "headers": {**content_type, **call.headers},
             "timeout": self._timeout(seconds),
         }
 
@@ -221,7 +221,7 @@ class Client(Api):
                 http.close()
 
     def export(self, file_format: str = "ndjson") -> Iterator[bytes]:
-        """The whole ledger as ndjson or csv, streamed in chunks; an interrupted export raises and is never retried."""
+        """The whole ledger as ndjson, csv or parquet, streamed; an interrupted export raises and is never retried."""
         call = Call("GET", _calls.export_path(file_format), lambda answer: answer)
         ends = time.monotonic() + self._base.limits.export_seconds
         response = self._open(call)
@@ -318,7 +318,7 @@ class AsyncClient(AsyncApi):
             raise self._base.translated(error) from error
 
     async def export(self, file_format: str = "ndjson") -> AsyncIterator[bytes]:
-        """The whole ledger as ndjson or csv, streamed in chunks; an interrupted export raises and is never retried."""
+        """The whole ledger as ndjson, csv or parquet, streamed; an interrupted export raises and is never retried."""
         call = Call("GET", _calls.export_path(file_format), lambda answer: answer)
         ends = time.monotonic() + self._base.limits.export_seconds
         try:

@@ -275,6 +275,33 @@ class Health(Received, kw_only=True):
     version: str | None = None
 
 
+class MessageError(Received, kw_only=True):
+    """Why a message of the Model Context Protocol was refused: a code of JSON-RPC 2.0 and a sentence."""
+
+    code: int = 0
+    message: str = ""
+    data: object = None
+
+
+class RefusalError(Received, kw_only=True):
+    """The problem that an error of JSON-RPC 2.0 carries."""
+
+    data: Problem | None = None
+
+
+class Refusal(Problem, kw_only=True):
+    """A problem as it comes, or within an error of JSON-RPC 2.0."""
+
+    error: RefusalError | None = None
+
+
+class Message(Received, kw_only=True):
+    """What a message of the Model Context Protocol is answered: one of the two."""
+
+    result: dict[str, object] | None = None
+    error: MessageError | None = None
+
+
 class Receipt(Received, kw_only=True):
     """What became of a posted observation: the stored one's id (the first one's, when the content was known).
 

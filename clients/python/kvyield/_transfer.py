@@ -136,9 +136,11 @@ def _problem(status: int, headers: Mapping[str, str], body: bytes) -> _wire.Prob
     if "json" not in headers.get("content-type", ""):
         return None
     try:
-        problem = msgspec.json.decode(body, type=_wire.Problem)
+        problem = msgspec.json.decode(body, type=_wire.Refusal)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
+    if problem.error is not None and problem.error.data is not None:  # of /mcp
+        return problem.error.data
     return problem if problem.title or problem.detail or problem.status == status else None
 
 

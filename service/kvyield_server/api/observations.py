@@ -14,7 +14,7 @@ from kvyield_server.api.auth import MANAGERS, POSTERS, READERS, actor_of, bound_
 from kvyield_server.api.pagination import key_of, page_of, where_of
 from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
 from kvyield_server.api.services import services_of
-from kvyield_server.errors import ConflictError, NotFoundError
+from kvyield_server.errors import AmbiguousError, ConflictError, NotFoundError
 from kvyield_server.schemas.common import Page
 from kvyield_server.schemas.corrections import CorrectionIn, changes_of, correction_faults
 from kvyield_server.schemas.observations import (
@@ -33,7 +33,7 @@ from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id, utc_now
 from kvyield_server.usecases.audit import audited
-from kvyield_server.usecases.browse import require_own_pair, require_own_start, stored_observation
+from kvyield_server.usecases.browse import as_spelled, require_own_pair, require_own_start, stored_observation
 from kvyield_server.usecases.correct import correct
 from kvyield_server.usecases.record import Arrival, Recorded, record
 from kvyield_server.usecases.retract import retract
@@ -60,18 +60,19 @@ async def post_observation(request: Request[Any, Any, Any], data: JSONBody[Obser
     return _answer(recorded)
 
 
-@get("/observations", operation_id="list_observations", guards=[READERS])
+@get("/observations", operation_id="list_observations", guards=[READERS], responses=responses_of(AmbiguousError))
 async def list_observations(
     request: Request[Any, Any, Any], parameters: NamedDependency[ObservationsQuery]
 ) -> Page[ObservationOut]:
     """List observations, newest first, without their log excerpts: GET /observations/{observation_id} has those."""
-    token_id = bound_to(request)
-    where, after = where_of(parameters, token_id), key_of(parameters.page_token)
+    token_id, sort, size = bound_to(request), parameters.sort, parameters.page_size
+    where, after = where_of(parameters, token_id), key_of(parameters.page_token, sort)
 
     def work(uow: UnitOfWork) -> Page[ObservationOut]:
         if parameters.pair_id is not None:
             require_own_pair(uow, parameters.pair_id, token_id)
-        return page_of(uow.observations.page(where, after, parameters.page_size, with_logs=False), from_domain)
+        found = uow.observations.page(as_spelled(uow, where), after, size, sort=sort, with_logs=False)
+        return page_of(found, from_domain, sort)
 
     return await services_of(request).read(work)
 

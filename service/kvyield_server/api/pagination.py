@@ -15,17 +15,16 @@ Stored = TypeVar("Stored")
 Out = TypeVar("Out")
 
 
-def key_of(token: str | None) -> PageKey | None:
+def key_of(token: str | None, sort: str = "") -> PageKey | None:
     """Return where the page before ended."""
-    return PageKey(*row_named(token)) if token else None
+    return PageKey(*row_named(token, sort)) if token else None
 
 
-def page_of(page: Page[Stored], to_out: Callable[[Stored], Out]) -> PageOut[Out]:
+def page_of(page: Page[Stored], to_out: Callable[[Stored], Out], sort: str = "") -> PageOut[Out]:
     """Return a page in its wire form."""
     key = page.next_key
-    return PageOut(
-        items=[to_out(item) for item in page.items], next_page_token=page_token(key.at, key.id) if key else None
-    )
+    token = page_token(key.at, key.id, sort) if key else None
+    return PageOut(items=[to_out(item) for item in page.items], next_page_token=token)
 
 
 def where_of(query: ExportQuery, token_id: UUID | None = None) -> ObservationFilter:

@@ -27,10 +27,13 @@ UNKNOWN = responses_of(NotFoundError)
 @get("/pairs", operation_id="list_pairs", guards=[READERS])
 async def list_pairs(request: Request[Any, Any, Any], parameters: NamedDependency[PairsQuery]) -> Page[PairOut]:
     """List pairs, the newest first; an ingest token sees the pairs that it posted to."""
-    token_id, after = bound_to(request), key_of(parameters.page_token)
+    token_id, asked = bound_to(request), parameters
+    after = key_of(asked.page_token, asked.sort)
 
     def work(uow: UnitOfWork) -> Page[PairOut]:
-        return page_of(pairs_page(uow, parameters.search, after, parameters.page_size, token_id), pair_out)
+        names = {"gpu": asked.gpu, "model": asked.model}
+        found = pairs_page(uow, asked.search, after, asked.page_size, token_id, sort=asked.sort, **names)
+        return page_of(found, pair_out, asked.sort)
 
     return await services_of(request).read(work)
 

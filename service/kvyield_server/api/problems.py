@@ -31,6 +31,7 @@ from kvyield_server.errors import (
     InvalidError,
     KvyieldError,
     MigrationNeededError,
+    MissingExtraError,
     NotFoundError,
     RetractedError,
     StorageUnavailableError,
@@ -99,6 +100,7 @@ STATUS_BY_KIND: dict[type[KvyieldError], int] = {
     UnsupportedMediaError: 415,
     InvalidError: 422,
     KvyieldError: 500,
+    MissingExtraError: 501,
     StorageUnavailableError: 503,
     MigrationNeededError: 503,
 }
@@ -164,13 +166,19 @@ def raise_faults(faults: Sequence[Fault]) -> None:
 
 def answer_error(request: Request[Any, Any, Any], error: Exception) -> Response[Problem]:
     """Answer any error as a problem; what was not foreseen goes to the log with its traceback, never to the caller."""
+    problem = logged_problem(request, error)
+    headers = headers_of(request, problem.status)
+    return Response(problem, status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers)
+
+
+def logged_problem(request: Request[Any, Any, Any], error: Exception) -> Problem:
+    """Return the problem that an error means; what is the service's own fault goes to its log."""
     problem = problem_of(error, ProblemContext.of(request))
     if problem.status == 500:
         log.error("unexpected_error", request_id=problem.request_id, path=problem.instance, exc_info=error)
     if problem.status == 503:
         log.warning("storage_unavailable", request_id=problem.request_id, path=problem.instance, cause=_cause(error))
-    headers = _headers(request, problem.status)
-    return Response(problem, status_code=problem.status, media_type=PROBLEM_MEDIA_TYPE, headers=headers)
+    return problem
 
 
 EXCEPTION_HANDLERS: ExceptionHandlersMap = {
@@ -214,7 +222,8 @@ def _as_known_http(error: HTTPException) -> KvyieldError:
     return KvyieldError("Something went wrong here, not in the request; the log holds it by the request id.")
 
 
-def _headers(request: Request[Any, Any, Any], status: int) -> dict[str, str]:
+def headers_of(request: Request[Any, Any, Any], status: int) -> dict[str, str]:
+    """Return the headers that come with a problem of a status."""
     if status == 401:
         return {"WWW-Authenticate": 'Bearer realm="kvyield"'}
     if status == 503:

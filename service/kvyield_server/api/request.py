@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
+from datetime import date, timedelta
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,8 @@ from kvyield_server.schemas.strict import Fault, FaultyBodyError, decode, faults
 
 LARGE_BODY_BYTES = 65_536
 _DIGITS = re.compile(r"-?[0-9]{1,20}")
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DAYS = {"since": 0, "until": 1}  # days from the start of the day that is named
 
 
 class StrictRequest(Request[Any, Any, Any]):
@@ -91,7 +94,7 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
     """
     expected = request.route_handler.parsed_fn_signature.parameters["parameters"].annotation
     pairs = list(request.query_params.multi_items())
-    given: dict[str, str] = dict(pairs)
+    given: dict[str, Any] = with_days(dict(pairs))
     times, numbers = _fields_of(expected, "datetime"), _fields_of(expected, "[int")
     faults = [
         Fault(f"/{name}", f"{name} is given more than once; give it once.")
@@ -99,7 +102,10 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
         if count > 1
     ]
     faults += [  # a text that is a number would be taken for seconds since 1970
-        Fault(f"/{name}", f"{name} is {given[name][:60]}: expected a time such as 2026-05-30T22:00:23Z.")
+        Fault(
+            f"/{name}",
+            f"{name} is {given[name][:60]}: expected a day such as 2026-05-30 or a time such as 2026-05-30T22:00:23Z.",
+        )
         for name in times & given.keys()
         if "T" not in given[name].upper()
     ]
@@ -127,6 +133,20 @@ def _is_read_as_none(text: str, kind: Any) -> bool:
         return msgspec.convert(text, kind, strict=False) is None
     except msgspec.ValidationError:
         return False
+
+
+def with_days(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with days as times: ``since`` a day begins with it, ``until`` a day ends with it, in UTC."""
+    return {**given, **{name: _moment(given[name], days) for name, days in _DAYS.items() if name in given}}
+
+
+def _moment(value: Any, days: int) -> Any:
+    if not isinstance(value, str) or not _DAY.fullmatch(value):
+        return value
+    try:
+        return f"{date.fromisoformat(value) + timedelta(days)}T00:00:00Z"
+    except (ValueError, OverflowError):
+        return value
 
 
 @cache

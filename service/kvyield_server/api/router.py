@@ -5,7 +5,7 @@ from __future__ import annotations
 from litestar import Router
 from litestar.di import Provide
 
-from kvyield_server.api import about, advice, audit, batch, calibration, exports, health, observations, pairs
+from kvyield_server.api import about, advice, audit, batch, calibration, exports, health, mcp, observations, pairs
 from kvyield_server.api.middleware import EntityTags
 from kvyield_server.api.request import check_head, parameters_of
 
@@ -32,6 +32,7 @@ API = Router(
         audit.list_audit,
         exports.export_ndjson,
         exports.export_csv,
+        exports.export_parquet,
         health.live,
         health.ready,
         health.metrics,
@@ -40,6 +41,7 @@ API = Router(
         about.list_problems,
         about.get_problem,
         about.openapi,
+        mcp.post_message,
     ],
     dependencies={"parameters": Provide(parameters_of)},
     middleware=[EntityTags()],

@@ -92,10 +92,11 @@ def csv_head() -> bytes:
 
 def csv_lines(observations: Iterable[Kept]) -> bytes:
     """Return one line per observation; a text that a spreadsheet would run as a formula gets a leading quote."""
-    return b"".join(_line(_safe(row[name]) for name in COLUMNS) for row in map(_row, observations))
+    return b"".join(_line(_safe(row[name]) for name in COLUMNS) for row in map(table_row, observations))
 
 
-def _row(kept: Kept) -> dict[str, Any]:
+def table_row(kept: Kept) -> dict[str, Any]:
+    """Return an observation as one flat row, with more than the columns; nested parts are JSON text."""
     start = kept.observation
     wire = msgspec.to_builtins(from_domain(kept))
     hardware, engine, failure = wire["hardware"], wire["engine"], wire["failure"] or {}

@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import binascii
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
+import msgspec
 from msgspec import Meta, Struct
 
 from kvyield_server.domain.facts.observation import EngineName, Outcome
@@ -15,7 +16,10 @@ from kvyield_server.schemas.common import Instant, ModelName, Name
 from kvyield_server.schemas.strict import Fault, FaultyBodyError
 
 PageSize = Annotated[int, Meta(ge=1, le=500)]
-PageToken = Annotated[str, Meta(min_length=1, max_length=200)]
+PageToken = Annotated[str, Meta(min_length=1, max_length=4_000)]
+ObservationSort = Literal["-observed_at", "observed_at", "-received_at", "received_at"]
+PairSort = Literal["-created_at", "created_at", "name", "-name", "last_start", "-last_start"]
+_UNLESS_ASKED = ("-observed_at", "-created_at", "")
 
 
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -31,15 +35,22 @@ class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class PairsQuery(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A page of pairs, newest first.
+    """A page of pairs.
 
     Attributes:
         search: Part of a GPU or model name, in any case.
+        gpu: Only pairs of this GPU model, as loosely written as in a selector.
+        model: Only pairs of this model, as loosely written as in a selector.
+        sort: By when the pair was first recorded, by the model's name or by the last live start; `-` for the newest or
+            last first. Pairs without a live start come last by `last_start`.
         page_size: Rows per page.
         page_token: `next_page_token` of the page before; absent for the first page.
     """
 
     search: Name | None = None
+    gpu: Name | None = None
+    model: ModelName | None = None
+    sort: PairSort = "-created_at"
     page_size: PageSize = 50
     page_token: PageToken | None = None
 
@@ -49,13 +60,13 @@ class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         pair_id: Only starts of this pair.
-        gpu: Only starts on this GPU model, by its exact name.
-        model: Only starts of this model, by its exact name.
+        gpu: Only starts on this GPU model, as loosely written as in a selector; 409 when several are meant.
+        model: Only starts of this model, as loosely written as in a selector; 409 when several are meant.
         engine: Only starts of this engine.
         outcome: Only starts that ended like this.
         host: Only starts on the machine of this name.
-        since: Only starts at or after this time, with its zone.
-        until: Only starts before this time, with its zone.
+        since: Only starts at or after this time with its zone, or from the beginning of this day in UTC.
+        until: Only starts before this time with its zone, or to the end of this day in UTC.
     """
 
     pair_id: UUID | None = None
@@ -69,35 +80,57 @@ class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ObservationsQuery(ExportQuery, forbid_unknown_fields=True, kw_only=True):
-    """A page of the ledger, newest first.
+    """A page of the ledger.
 
     Attributes:
+        sort: By when the engine started or by when the service received it; `-` for the newest first.
         page_size: Rows per page.
         page_token: `next_page_token` of the page before; absent for the first page.
     """
 
+    sort: ObservationSort = "-observed_at"
     page_size: PageSize = 50
     page_token: PageToken | None = None
 
 
-def page_token(at: datetime, row_id: UUID) -> str:
-    """Return the token that names a row."""
-    return base64.urlsafe_b64encode(f"{at.isoformat()} {row_id.hex}".encode()).decode().rstrip("=")
+def page_token(value: datetime | str | None, row_id: UUID, sort: str = "") -> str:
+    """Return the token that names a row of a list by what it is sorted by there and its id."""
+    text = value.isoformat() if isinstance(value, datetime) else value
+    plain = f"{text} {row_id.hex}".encode()
+    told = plain if sort in _UNLESS_ASKED else msgspec.json.encode([sort, text, row_id.hex])
+    return base64.urlsafe_b64encode(told).decode().rstrip("=")
 
 
-def row_named(token: str) -> tuple[datetime, UUID]:
-    """Return the row that a token names.
+def row_named(token: str, sort: str = "") -> tuple[datetime | str | None, UUID]:
+    """Return the row that a token names in a list that is sorted so.
 
     Raises:
-        FaultyBodyError: the token was not made by ``page_token``.
+        FaultyBodyError: the token was not made by ``page_token``, or for another order.
     """
     try:
-        text = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-        at, row_id = text.split(" ")
-        moment = datetime.fromisoformat(at)
-        if moment.tzinfo is None:
-            raise ValueError
-        return moment.astimezone(UTC), UUID(row_id)
+        told = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
+        if told.startswith("["):
+            made_for, text, row_id = msgspec.json.decode(told, type=tuple[str, str | None, str])
+        else:
+            made_for, (text, row_id) = "", told.split(" ")
+        found = _value(text, sort), UUID(row_id)
     except (ValueError, OverflowError, binascii.Error):
         detail = "page_token is not one that this service gave; take next_page_token of the page before."
         raise FaultyBodyError([Fault("/page_token", detail)]) from None
+    if made_for != ("" if sort in _UNLESS_ASKED else sort):
+        detail = f"page_token is of a list in another order than {sort or 'this one'}; begin anew without it."
+        raise FaultyBodyError([Fault("/page_token", detail)])
+    return found
+
+
+def _value(text: str | None, sort: str) -> datetime | str | None:
+    if "\0" in (text or "").encode().decode():  # a half of a surrogate pair has no encoding
+        raise ValueError
+    if sort.endswith("name"):
+        return text or ""
+    if text is None and sort.endswith("last_start"):
+        return None
+    moment = datetime.fromisoformat(text or "")
+    if moment.tzinfo is None:
+        raise ValueError
+    return moment.astimezone(UTC)

@@ -8,7 +8,7 @@ from kvyield_server.storage import tables
 from kvyield_server.storage.paging import audit_key, cut
 from kvyield_server.storage.records import AuditEntry, Page, PageKey
 from kvyield_server.storage.rows import audit_from_row, audit_to_row
-from kvyield_server.storage.statements import insert_rows, newest_first
+from kvyield_server.storage.statements import insert_rows, page_of_rows
 from kvyield_server.storage.values import refuse_unstorable
 
 _it = tables.audit.c
@@ -27,5 +27,5 @@ class Audit:
 
     def page(self, after: PageKey | None, size: int) -> Page[AuditEntry]:
         """Return entries by (at, id), newest first."""
-        query = newest_first(select(tables.audit), _it.at, _it.id, after, size)
+        query = page_of_rows(select(tables.audit), _it.at, _it.id, after, size)
         return cut([audit_from_row(row) for row in self._connection.execute(query).mappings()], size, audit_key)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from heapq import nlargest
+from functools import partial
+from heapq import nlargest, nsmallest
 from itertools import groupby
 from typing import Any
 from uuid import UUID
@@ -33,6 +34,7 @@ from kvyield_server.storage.filters import conditions
 from kvyield_server.storage.paging import cut, observation_key
 from kvyield_server.storage.pairs import SOURCE
 from kvyield_server.storage.records import (
+    NEWEST_OBSERVED,
     HistoryEntry,
     ObservationFilter,
     Page,
@@ -51,7 +53,7 @@ from kvyield_server.storage.rows import (
     verification_from_row,
     verification_to_row,
 )
-from kvyield_server.storage.statements import batched, insert_rows, insert_unknown, newest_first
+from kvyield_server.storage.statements import batched, insert_rows, insert_unknown, page_of_rows
 from kvyield_server.storage.values import refuse_unstorable
 
 _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verification.c
@@ -228,16 +230,26 @@ class Observations:
         return found
 
     def page(
-        self, where: ObservationFilter, after: PageKey | None, size: int, *, with_logs: bool = True
+        self,
+        where: ObservationFilter,
+        after: PageKey | None,
+        size: int,
+        *,
+        sort: str = NEWEST_OBSERVED,
+        with_logs: bool = True,
     ) -> Page[StoredObservation]:
-        """Return observations by (observed_at, id), newest first; rows that arrive meanwhile never shift a page."""
-        chosen = _ALL if with_logs else _WITHOUT_LOG
+        """Return observations by (observed_at, id) or (received_at, id), the newest first when ``sort`` begins with -.
+
+        Rows that arrive meanwhile never shift a page.
+        """
+        chosen, by = _ALL if with_logs else _WITHOUT_LOG, sort.lstrip("-")
+        key = partial(observation_key, by=by)
         if where.pair_id is None and (where.gpu is not None or where.model is not None):
             pairs = self._pairs_named(where)
             if len(pairs) <= MOST_PAIRS:
-                ids = self._newest_of(pairs, where, after, size)
-                return cut(self._load(_newest(chosen.where(_it.id.in_(ids)), None, size)), size, observation_key)
-        return cut(self._load(_newest(chosen.where(*conditions(where)), after, size)), size, observation_key)
+                ids = self._first_of(pairs, where, after, size, sort)
+                return cut(self._load(_sorted(chosen.where(_it.id.in_(ids)), None, size, sort)), size, key)
+        return cut(self._load(_sorted(chosen.where(*conditions(where)), after, size, sort)), size, key)
 
     def _pairs_named(self, where: ObservationFilter) -> Sequence[UUID]:
         """Return up to one more than ``MOST_PAIRS`` of the pairs whose starts are wanted."""
@@ -248,15 +260,16 @@ class Observations:
             query = query.where(tables.model.c.name == where.model)
         return self._connection.execute(query.limit(MOST_PAIRS + 1)).scalars().all()
 
-    def _newest_of(
-        self, pairs: Sequence[UUID], where: ObservationFilter, after: PageKey | None, size: int
+    def _first_of(
+        self, pairs: Sequence[UUID], where: ObservationFilter, after: PageKey | None, size: int, sort: str
     ) -> list[UUID]:
-        """Return the ids of the newest starts of some pairs, each pair's newest found by the pair's own index."""
+        """Return the ids of the first starts of some pairs, each pair's first found by the pair's own index."""
         found: list[tuple[datetime, UUID]] = []
         for pair_id in pairs:
-            query = select(_it.observed_at, _it.id).where(_it.pair_id == pair_id, *conditions(where))
-            found += [(row.observed_at, row.id) for row in self._connection.execute(_newest(query, after, size))]
-        return [row_id for _, row_id in nlargest(size + 1, found)]
+            query = select(_it[sort.lstrip("-")].label("at"), _it.id).where(_it.pair_id == pair_id, *conditions(where))
+            found += [(row.at, row.id) for row in self._connection.execute(_sorted(query, after, size, sort))]
+        first = nlargest if sort.startswith("-") else nsmallest
+        return [row_id for _, row_id in first(size + 1, found)]
 
     def of_pair(
         self, pair_id: UUID, include_retracted: bool = False, newest: int | None = None
@@ -398,5 +411,6 @@ def _owner_of(posted_id: UUID) -> Any:
     return select(_alias.observation_id).where(_alias.id == posted_id).scalar_subquery()
 
 
-def _newest(query: Select[Any], after: PageKey | None, size: int) -> Select[Any]:
-    return newest_first(query, _it.observed_at, _it.id, after, size)
+def _sorted(query: Select[Any], after: PageKey | None, size: int, sort: str) -> Select[Any]:
+    by = _it[sort.lstrip("-")]
+    return page_of_rows(query, by, _it.id, after, size, is_descending=sort.startswith("-"))

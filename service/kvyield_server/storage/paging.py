@@ -18,12 +18,14 @@ from kvyield_server.storage.records import (
 T = TypeVar("T")
 
 
-def observation_key(stored: StoredObservation) -> PageKey:
-    return PageKey(stored.observation.observed_at, stored.observation.id)
+def observation_key(stored: StoredObservation, by: str) -> PageKey:
+    at = stored.received_at if by == "received_at" else stored.observation.observed_at
+    return PageKey(at, stored.observation.id)
 
 
-def pair_key(pair: Pair) -> PageKey:
-    return PageKey(pair.created_at, pair.id)
+def pair_key(pair: Pair, by: str) -> PageKey:
+    values = {"name": pair.model.name, "last_start": pair.last_observed_at, "created_at": pair.created_at}
+    return PageKey(values[by], pair.id)
 
 
 def audit_key(entry: AuditEntry) -> PageKey:

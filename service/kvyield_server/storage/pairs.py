@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 from uuid import UUID
 
 from sqlalchemy import Connection, Select, bindparam, delete, exists, func, or_, select, update
@@ -13,9 +14,9 @@ from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.paging import cut, pair_key
-from kvyield_server.storage.records import Page, PageKey, Pair, PairName
+from kvyield_server.storage.records import NEWEST_CREATED, Page, PageKey, Pair, PairName
 from kvyield_server.storage.rows import hardware_from_row, pair_from_row
-from kvyield_server.storage.statements import batched, insert_unknown, newest_first
+from kvyield_server.storage.statements import batched, insert_unknown, page_of_rows
 from kvyield_server.storage.values import merge_hardware, merge_model, new_id, plain, refuse_unstorable, utc_now
 
 _hardware, _model, _pair = tables.hardware.c, tables.model.c, tables.pair.c
@@ -41,6 +42,8 @@ _LOCKED = (
     .order_by(_pair.id)
     .with_for_update(of=tables.pair)
 )
+Kind = Literal["gpu", "model"]
+_NAMES = {"gpu": _hardware.gpu, "model": _model.name}
 _MOST_NAMED = 50  # of each kind in one query, which finds all their combinations
 Name = tuple[str, int, str]
 
@@ -155,13 +158,60 @@ class Pairs:
         names = [PairName(**row) for row in self._connection.execute(query).mappings()]
         return tuple(sorted(names, key=lambda name: (name.model, name.gpu, name.gpu_count)))
 
-    def page(self, search: str | None, after: PageKey | None, size: int) -> Page[Pair]:
-        """Return pairs whose GPU or model name holds ``search`` in any case, the newest pair first."""
-        query = PAIRS
+    def spellings(self, kind: Kind) -> Sequence[str]:
+        """Return the names of all GPUs or models."""
+        return self._connection.execute(select(_NAMES[kind]).distinct().order_by(_NAMES[kind])).scalars().all()
+
+    def knows(self, kind: Kind, name: str) -> bool:
+        """Say whether a GPU or model has exactly that name."""
+        return bool(self._connection.execute(select(exists().where(_NAMES[kind] == name))).scalar())
+
+    def page(
+        self,
+        search: str | None,
+        after: PageKey | None,
+        size: int,
+        *,
+        sort: str = NEWEST_CREATED,
+        gpus: Sequence[str] | None = None,
+        models: Sequence[str] | None = None,
+    ) -> Page[Pair]:
+        """Return pairs whose GPU or model name holds ``search`` in any case, of these GPUs and models.
+
+        ``sort`` is created_at, name (the model's) or last_start, from the newest or last when it begins with -; pairs
+        without a live start have no last one, and come after all others.
+        """
+        query, by, is_descending = PAIRS, sort.lstrip("-"), sort.startswith("-")
         if search:
             columns = (_model.name, _hardware.gpu)
             query = query.where(or_(*(func.lower(each).contains(search.lower(), autoescape=True) for each in columns)))
-        return cut(self._all(newest_first(query, _pair.created_at, _pair.id, after, size)), size, pair_key)
+        for names, column in ((gpus, _hardware.gpu), (models, _model.name)):
+            query = query if names is None else query.where(column.in_(names))
+        if by == "last_start":
+            rows = self._by_last_start(query, after, size, is_descending=is_descending)
+        elif by == "name":
+            if after is not None:  # which the two columns of two tables do not tell the database
+                query = query.where(_model.name <= after.at if is_descending else _model.name >= after.at)
+            rows = self._all(page_of_rows(query, _model.name, _pair.id, after, size, is_descending=is_descending))
+        else:
+            rows = self._all(page_of_rows(query, _pair.created_at, _pair.id, after, size, is_descending=is_descending))
+        return cut(rows, size, partial(pair_key, by=by))
+
+    def _by_last_start(
+        self, query: Select[Any], after: PageKey | None, size: int, *, is_descending: bool
+    ) -> list[Pair]:
+        last, rows = _pair.last_observed_at, list[Pair]()
+        if after is None or after.at is not None:
+            live = query.where(last.is_not(None))
+            rows = self._all(page_of_rows(live, last, _pair.id, after, size, is_descending=is_descending))
+            after = None
+        if len(rows) <= size:
+            others = query.where(last.is_(None))
+            if after is not None:
+                others = others.where(_pair.id < after.id if is_descending else _pair.id > after.id)
+            order = _pair.id.desc() if is_descending else _pair.id.asc()
+            rows += self._all(others.order_by(order).limit(size + 1 - len(rows)))
+        return rows
 
     def of_model(self, model: str) -> tuple[Pair, ...]:
         """Return all pairs of that model, oldest first: the ones that can lend evidence to each other."""

@@ -14,7 +14,7 @@ from kvyield_server.storage.observations import Observations
 from kvyield_server.storage.paging import cut, recommendation_key, settled_key
 from kvyield_server.storage.records import Page, PageKey, SettledRecommendation, StoredRecommendation
 from kvyield_server.storage.rows import recommendation_from_row, recommendation_to_row
-from kvyield_server.storage.statements import insert_rows, newest_first
+from kvyield_server.storage.statements import insert_rows, page_of_rows
 from kvyield_server.storage.values import refuse_unstorable
 
 _it = tables.recommendation.c
@@ -68,13 +68,13 @@ class Recommendations:
 
     def page(self, after: PageKey | None, size: int) -> Page[StoredRecommendation]:
         """Return all answers, settled or not, by (made_at, id), newest first."""
-        query = newest_first(select(tables.recommendation), _it.made_at, _it.id, after, size)
+        query = page_of_rows(select(tables.recommendation), _it.made_at, _it.id, after, size)
         found = [recommendation_from_row(row) for row in self._connection.execute(query).mappings()]
         return cut(found, size, recommendation_key)
 
     def page_settled(self, after: PageKey | None, size: int) -> Page[SettledRecommendation]:
         """Return settled answers whose start is not retracted, by (settled_at, id), newest first."""
-        query = newest_first(_SETTLED, _it.settled_at, _it.id, after, size)
+        query = page_of_rows(_SETTLED, _it.settled_at, _it.id, after, size)
         found = [recommendation_from_row(row) for row in self._connection.execute(query).mappings()]
         starts = self._observations.by_ids([each.observation_id for each in found if each.observation_id])
         by_id = {start.observation.id: start for start in starts}

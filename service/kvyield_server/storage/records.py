@@ -16,6 +16,9 @@ from kvyield_server.domain.facts.observation import Answer, EngineName, Hardware
 T = TypeVar("T")
 
 
+NEWEST_OBSERVED, NEWEST_CREATED = "-observed_at", "-created_at"  # what lists are sorted by unless asked otherwise
+
+
 class Role(StrEnum):
     """What a token may do: post, ask, or manage."""
 
@@ -26,9 +29,9 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PageKey:
-    """Where a page ended: the time and id of its last row. Pages run from the newest row to the oldest."""
+    """Where a page ended: the value of its last row that the list is sorted by, mostly a time, and the row's id."""
 
-    at: datetime
+    at: datetime | str | None
     id: UUID
 
 

@@ -36,10 +36,18 @@ def insert_unknown(connection: Connection, table: Table, rows: Sequence[Mapping[
     connection.execute(dialect.insert(table).on_conflict_do_nothing(), list(rows))
 
 
-def newest_first(
-    query: Select[Any], at: ColumnElement[Any], row_id: ColumnElement[Any], after: PageKey | None, size: int
+def page_of_rows(
+    query: Select[Any],
+    by: ColumnElement[Any],
+    row_id: ColumnElement[Any],
+    after: PageKey | None,
+    size: int,
+    *,
+    is_descending: bool = True,
 ) -> Select[Any]:
-    """Order by (at, id) from the newest, begin below ``after``, and take one row more than the page holds."""
+    """Order by (by, id) from the newest or last, begin after ``after``, and take one row more than the page holds."""
     if after is not None:
-        query = query.where(tuple_(at, row_id) < tuple_(literal(after.at, at.type), literal(after.id, row_id.type)))
-    return query.order_by(at.desc(), row_id.desc()).limit(size + 1)
+        row, last = tuple_(by, row_id), tuple_(literal(after.at, by.type), literal(after.id, row_id.type))
+        query = query.where(row < last if is_descending else row > last)
+    order = (by.desc(), row_id.desc()) if is_descending else (by.asc(), row_id.asc())
+    return query.order_by(*order).limit(size + 1)

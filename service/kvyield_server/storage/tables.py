@@ -106,6 +106,7 @@ pair = Table(
     UniqueConstraint("hardware_id", "model_id"),
     Index(None, "model_id"),
     Index(None, "created_at", "id"),
+    Index(None, "last_observed_at", "id"),
 )
 
 api_token = Table(
@@ -163,6 +164,7 @@ observation = Table(
     CheckConstraint("outcome IN ('ready', 'refused', 'oom_startup', 'oom_runtime', 'failed')", name="outcome"),
     CheckConstraint("pool_tokens >= 0", name="pool_tokens"),
     Index(None, "observed_at", "id"),
+    Index(None, "received_at", "id"),
     Index(None, "pair_id", "observed_at", "id"),
     Index(None, "host", "observed_at", "id"),
     Index(None, "engine", "observed_at", "id"),

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 from uuid import UUID
 
-from kvyield_server.errors import ForbiddenError, NotFoundError
-from kvyield_server.storage.records import Page, PageKey, Pair, StoredObservation, StoredRecommendation
+from kvyield_server.domain.facts.accounts import loose_gpu, loose_model
+from kvyield_server.errors import AmbiguousError, ForbiddenError, NotFoundError
+from kvyield_server.storage.records import (
+    NEWEST_CREATED,
+    ObservationFilter,
+    Page,
+    PageKey,
+    Pair,
+    StoredObservation,
+    StoredRecommendation,
+)
 from kvyield_server.storage.uow import UnitOfWork
+
+Kind = Literal["gpu", "model"]
+_KINDS: tuple[Kind, ...] = ("gpu", "model")
+_LOOSE = {"gpu": loose_gpu, "model": loose_model}
 
 
 def stored_observation(uow: UnitOfWork, observation_id: UUID) -> StoredObservation:
@@ -33,14 +49,61 @@ def readable_pair(uow: UnitOfWork, pair_id: UUID, token_id: UUID | None) -> Pair
 
 
 def pairs_page(
-    uow: UnitOfWork, search: str | None, after: PageKey | None, size: int, token_id: UUID | None
+    uow: UnitOfWork,
+    search: str | None,
+    after: PageKey | None,
+    size: int,
+    token_id: UUID | None,
+    *,
+    sort: str = NEWEST_CREATED,
+    gpu: str | None = None,
+    model: str | None = None,
 ) -> Page[Pair]:
-    """Return a page of pairs; with a token, those that it posted to, so a page may hold fewer than ``size``."""
-    page = uow.pairs.page(search, after, size)
+    """Return a page of pairs; with a token, those that it posted to, so a page may hold fewer than ``size``.
+
+    ``gpu`` and ``model`` may be written loosely, and then mean all names that they fit.
+    """
+    gpus = None if gpu is None else meant(uow, "gpu", gpu, token_id)
+    models = None if model is None else meant(uow, "model", model, token_id)
+    page = uow.pairs.page(search, after, size, sort=sort, gpus=gpus, models=models)
     if token_id is None:
         return page
     own = uow.pairs.posted_by(token_id)
     return Page(tuple(pair for pair in page.items if pair.id in own), page.next_key)
+
+
+def meant(uow: UnitOfWork, kind: Kind, name: str, token_id: UUID | None = None) -> Sequence[str]:
+    """Return the names of GPUs or models that a name means: exactly it, else all that equal it loosely.
+
+    With a token, of the pairs that were posted to with it.
+    """
+    if token_id is not None:
+        own = uow.pairs.posted_by(token_id)
+        known = sorted({getattr(pair, kind) for pair in uow.pairs.names() if pair.id in own})
+    elif uow.pairs.knows(kind, name):
+        return [name]
+    else:
+        known = list(uow.pairs.spellings(kind))
+    loose = _LOOSE[kind](name)
+    return [name] if name in known else [each for each in known if loose and _LOOSE[kind](each) == loose]
+
+
+def as_spelled(uow: UnitOfWork, where: ObservationFilter) -> ObservationFilter:
+    """Return a filter with the GPU and the model as the ledger spells them; a name that fits nothing stays as it is.
+
+    Raises:
+        AmbiguousError: a name may mean several; lists them.
+    """
+    gpu, model = (_the_one(uow, kind, getattr(where, kind), where.token_id) for kind in _KINDS)
+    return replace(where, gpu=gpu, model=model)
+
+
+def _the_one(uow: UnitOfWork, kind: Kind, name: str | None, token_id: UUID | None) -> str | None:
+    found = [] if name is None else meant(uow, kind, name, token_id)
+    if len(found) > 1:
+        text = f"Several {kind}s are meant by {name}: {'; '.join(found)}. Name one exactly."
+        raise AmbiguousError(text, [{kind: each} for each in found])
+    return found[0] if found else name
 
 
 def stored_recommendation(uow: UnitOfWork, recommendation_id: UUID) -> StoredRecommendation:

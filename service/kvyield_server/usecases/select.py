@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
@@ -15,7 +16,12 @@ from kvyield_server.storage.records import Pair, PairName
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_pair
 
+NEAR = 0.6  # of difflib's ratio; it holds a typing error and another size of a family, not another family
+_SAME_FAMILY = 0.7  # llama and mamba are 0.6, qwen and qwem 0.75
+_SHORTEST_PART = 4
+_MOST_SHOWN = 5
 _MOST_COMPARED = 2_000
+_LETTERS = re.compile(r"[^\W\d_]*")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,25 +88,42 @@ def _several_found(matches: Sequence[PairName]) -> AmbiguousError:
 
 
 def _none_found(names: Sequence[PairName], gpu: str, count: int, model: str) -> NotFoundError:
-    gpus = _likeness(loose_gpu(gpu), {name.gpu: loose_gpu(name.gpu) for name in names[:_MOST_COMPARED]})
-    models = _likeness(loose_model(model), {name.model: loose_model(name.model) for name in names[:_MOST_COMPARED]})
+    compared = names[:_MOST_COMPARED]
+    gpus = _likeness(loose_gpu(gpu), {name.gpu: loose_gpu(name.gpu) for name in compared})
+    models = _likeness(loose_model(model), {name.model: loose_model(name.model) for name in compared})
     ranked = nlargest(
-        5,
-        names[:_MOST_COMPARED],
+        _MOST_SHOWN,
+        (name for name in compared if models[name.model] >= NEAR),
         key=lambda name: gpus[name.gpu] + models[name.model] + 0.2 * (name.gpu_count == count),
     )
     nearest = [_label(name) for name in ranked]
-    hint = f"Nearest: {'; '.join(nearest)}." if nearest else "No pair is recorded yet."
+    if nearest:
+        hint = f"Nearest: {'; '.join(nearest)}."
+    elif names:
+        hint = f"None of the {len(names):,} recorded is near; GET /pairs lists them."
+    else:
+        hint = "No pair is recorded yet."
     return NotFoundError(f"There is no pair {count} x {gpu}, {model}. {hint}", nearest)
 
 
 def _likeness(wanted: str, names: Mapping[str, str]) -> dict[str, float]:
-    matcher = SequenceMatcher(b=wanted, autojunk=False)
+    """Return how near each loose name is to the wanted one, from 0 to 1; names of other families are never near."""
+    whole, family = (SequenceMatcher(b=text, autojunk=False) for text in (wanted, _family(wanted)))
     result = {}
     for name, loose in names.items():
-        matcher.set_seq1(loose)
-        result[name] = matcher.ratio()
+        whole.set_seq1(loose)
+        family.set_seq1(_family(loose))
+        is_part = min(len(wanted), len(loose)) >= _SHORTEST_PART and (wanted in loose or loose in wanted)
+        if is_part:
+            result[name] = max(whole.ratio(), NEAR)
+        else:
+            result[name] = whole.ratio() if family.ratio() >= _SAME_FAMILY else 0.0
     return result
+
+
+def _family(loose: str) -> str:
+    """Return the letters that a name begins with: ``qwen`` of ``qwen38binstruct``."""
+    return _LETTERS.match(loose)[0]  # type: ignore[index]  # it matches nothing at least
 
 
 def _check_like(uow: UnitOfWork, like: UUID | None, pair: Pair) -> None:

@@ -23,6 +23,7 @@ COMMANDS = {
     "correct": ("kvyield.cli.correct:correct", "Put wrong facts of a start in the ledger right."),
     "spool": ("kvyield.cli.spooling:spool", "Show, send or drop what waits on disk."),
     "doctor": ("kvyield.cli.checkup:doctor", "Check service, token, engine, GPU and log, and say what to do."),
+    "mcp": ("kvyield.cli.agents:mcp", "Serve the tools for agents over standard input and output."),
     "completion": ("kvyield.cli.completion:completion", "Print the completion script of a shell."),
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from difflib import get_close_matches
+import re
+from collections.abc import Mapping
+from difflib import SequenceMatcher
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import click
 import msgspec
 
 from kvyield._names import loose
-from kvyield.cli._asking import MOST_PAIRS
+from kvyield.cli._asking import MOST_PAIRS, SHOWN_PAIRS
 from kvyield.cli._options import ENGINES, SERVICE_OPTIONS, client_of, service_options, settings_of
 from kvyield.cli._run import say
 from kvyield.cli._tables import gib, moment, table, tokens
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from kvyield import _wire
     from kvyield._client import Client
 
+SORTS = ("-observed_at", "observed_at", "-received_at", "received_at")
+NEAR, SAME_FAMILY = 0.6, 0.7  # of difflib's ratio
 OUTCOMES = ("ready", "refused", "oom_startup", "oom_runtime", "failed")
 _HEADINGS = (
     "started",
@@ -37,21 +40,29 @@ _HEADINGS = (
 
 @click.command()
 @click.option("--model", help="Only this model; its owner, case and punctuation may be left out.")
-@click.option("--gpu", help="Only this GPU model.")
+@click.option("--gpu", help="Only this GPU model, as loosely written.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Only this engine.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), help="Only this outcome.")
 @click.option("--host", help="Only this host.")
 @click.option("--pair", "pair_id", metavar="ID", help="Only this pair.")
-@click.option("--since", metavar="TIME", help="Only from this time on, e.g. 2026-05-30T00:00:00Z.")
-@click.option("--until", metavar="TIME", help="Only up to this time.")
+@click.option("--since", metavar="TIME", help="Only from this day (UTC) or time on: 2026-05-30, 2026-05-30T22:00:00Z.")
+@click.option("--until", metavar="TIME", help="Only up to the end of this day (UTC), or before this time.")
+@click.option(
+    "--sort", type=click.Choice(SORTS), help="By start or by arrival, - for the newest first.  [default: -observed_at]"
+)
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many starts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @service_options
 def history(limit: int, as_json: bool, **given: Any) -> None:
-    """Show the ledger, newest start first."""
+    """Show the ledger, newest start first.
+
+    Several names that --model or --gpu may mean are listed, with exit code 3.
+    """
     filters = {name: value for name, value in given.items() if name not in SERVICE_OPTIONS}
     with client_of(settings_of(given)) as client:
-        starts = _starts(client, filters, limit) or _starts(client, _as_stored(client, filters), limit)
+        starts = list(islice(client.observations(**filters, page_size=min(limit, 500)), limit))
+        if not starts:
+            _say_nearest(client, filters)
     if as_json:
         for start in starts:
             click.echo(msgspec.json.encode(start))
@@ -64,34 +75,29 @@ def history(limit: int, as_json: bool, **given: Any) -> None:
         say(f"kvyield: no room for {', '.join(left_out)}; a wider terminal, COLUMNS=200 or --json shows them")
 
 
-def _starts(client: Client, filters: Mapping[str, Any] | None, limit: int) -> list[_wire.StoredObservation]:
-    if filters is None:
-        return []
-    return list(islice(client.observations(**filters, page_size=min(limit, 500)), limit))
-
-
-def _as_stored(client: Client, filters: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The filters with model and GPU as the ledger spells them; None, with the nearest said, when none is meant."""
+def _say_nearest(client: Client, filters: Mapping[str, Any]) -> None:
+    """Says which names the ledger does not know, with those that come near."""
     given = {name: filters[name] for name in ("model", "gpu") if filters[name]}
     if not given:
-        return None
+        return
     pairs = list(islice(client.pairs(page_size=500), MOST_PAIRS))
     known = {"model": {one.model.name for one in pairs}, "gpu": {one.hardware.gpu for one in pairs}}
-    spelled = {name: _spelled(name, text, known[name]) for name, text in given.items()}
-    return {**filters, **spelled} if all(spelled.values()) and spelled != given else None
+    for what, text in given.items():
+        if any(loose(name) == loose(text) for name in known[what]):
+            continue
+        near = sorted(name for name in known[what] if _is_near(loose(text), loose(name)))[:SHOWN_PAIRS]
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        say(f"kvyield: the ledger knows no {what} {text}{hint}")
 
 
-def _spelled(what: str, text: str, known: Collection[str]) -> str | None:
-    if text in known:
-        return text
-    meant = sorted(name for name in known if loose(name) == loose(text))
-    if len(meant) == 1:
-        say(f"kvyield: {text} is taken as {meant[0]}")
-        return meant[0]
-    near = meant or get_close_matches(text, sorted(known), n=3, cutoff=0.3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    say(f"kvyield: the ledger knows no {what} {text}{hint}")
-    return None
+def _is_near(first: str, second: str) -> bool:
+    """Whether two loose names differ by little, and already the letters that they begin with."""
+    families = [re.split("[^a-z]", name)[0] for name in (first, second)]
+    return _likeness(first, second) >= NEAR and _likeness(*families) >= SAME_FAMILY
+
+
+def _likeness(first: str, second: str) -> float:
+    return SequenceMatcher(a=first, b=second, autojunk=False).ratio()
 
 
 def _row(start: _wire.StoredObservation) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from multiprocessing import get_context
 from pathlib import Path
@@ -40,6 +40,7 @@ BATCH_SECONDS = 60.0
 SHOWN_FILES = 40
 WIDTH = 80
 MOST_NAMED = 20
+NO_ADMIN = "only a token of the role admin may retract it here"
 FAILURES = ("unreadable", "refused", "lost", "incomplete")
 FATES = (
     "starts",
@@ -70,7 +71,7 @@ def import_logs(ctx: click.Context, /, **given: Any) -> None:
 
     Importing the same log twice stores nothing twice. Facts come from the logs and the options only, never from this
     host's GPUs, since the logs may be another host's. An export of a ledger (ndjson, `kvyield-server export`) is taken
-    too: its observations with their verifications, and with an admin's token its retractions.
+    too: its observations with their verifications; those that it says are retracted with an admin's token alone.
     """
     from kvyield._bounded import MOST_BYTES
     from kvyield.exports import is_export, read_export
@@ -174,8 +175,29 @@ def post_lines(name: str, lines: Iterator[Line], spool: Spool, client: Client) -
 
 def _post_lines(name: str, lines: Iterator[Line], spool: Spool, client: Client, tally: Tally) -> None:
     whole = tally.lines(name, lines)
+    why_not = cache(partial(_why_no_retraction, client))
     while batch := list(islice(whole, BATCH)):
-        _post_export(name, batch, spool, client, tally)
+        posted = [line for line in batch if line.retraction is None or _may_be_retracted(name, line, why_not, tally)]
+        _post_export(name, posted, spool, client, tally)
+
+
+def _why_no_retraction(client: Client) -> str | None:
+    """Why the token may not retract, or why that is not known; None when it may."""
+    try:
+        return None if "admin" in client.allowed_roles() else NO_ADMIN
+    except KvyieldError as error:
+        return str(error)
+
+
+def _may_be_retracted(name: str, line: Line, why_not: Callable[[], str | None], tally: Tally) -> bool:
+    """Whether to post a retracted start: where it cannot be retracted again it would count as evidence."""
+    reason = why_not()
+    if reason is None:
+        return True
+    where = f"{name}:{line.number}: {line.observation.id if line.observation else ''}"
+    say(f"kvyield: {where} is retracted in the export, and was not posted: {reason}")
+    tally.count(name, "refused" if reason == NO_ADMIN else "lost")
+    return False
 
 
 def _post_export(name: str, lines: Sequence[Line], spool: Spool, client: Client, tally: Tally) -> None:
