@@ -77,7 +77,7 @@ def openapi() -> None:
     from kvyield_server.api.openapi import document
     from kvyield_server.api.router import API
 
-    click.echo(json.dumps(document(API), indent=2, sort_keys=True))
+    click.echo(json.dumps(document(API), indent=2))
 
 
 @main.group()

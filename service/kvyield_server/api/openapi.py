@@ -165,8 +165,12 @@ def _complete(operation: Operation, handler: HTTPRouteHandler, schema_of: Mappin
         response["headers"] = {name: {"$ref": f"#/components/headers/{name}"} for name in sorted(names)}
         if PROBLEM_MEDIA_TYPE in response.get("content", {}):
             response["content"] = {PROBLEM_MEDIA_TYPE: dict(_PROBLEM)}
-    default = {"description": "A problem (RFC 9457).", "content": {PROBLEM_MEDIA_TYPE: dict(_PROBLEM)}}
-    responses["default"] = {**default, "headers": responses["500"]["headers"]}
+    default: dict[str, Any] = {
+        "description": "A problem (RFC 9457).",
+        "content": {PROBLEM_MEDIA_TYPE: dict(_PROBLEM)},
+        "headers": responses["500"]["headers"],
+    }
+    operation["responses"] = {**dict(sorted(responses.items())), "default": default}
 
 
 def _complete_answers(operation: Operation, handler: HTTPRouteHandler, schema_of: Mapping[Any, Any]) -> None:

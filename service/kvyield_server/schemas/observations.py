@@ -226,8 +226,8 @@ class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
         observed_at: Time of the start, with its zone; the time of arrival when it is absent.
         host: Name of the machine that the engine ran on.
         source: Where the figures come from; of two accounts of one start `log` beats `endpoint`, which beats `manual`.
-        flags: The engine's own flag names with their values as resolved. Any JSON scalar is kept; names that look
-            like secrets are refused.
+        flags: Up to 500 flags by the engine's own names with their values as resolved. Any JSON scalar is kept; names
+            that look like secrets are refused.
         measurements: What was measured at the start.
         failure: How the start failed; null when `outcome` is `ready`.
         verifications: Prompts that were sent to the running server; at most 100.
