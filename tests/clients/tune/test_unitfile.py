@@ -144,4 +144,4 @@ def test_any_text_is_read_or_refused_plainly(text: str) -> None:
     list(unitfile.environment_file(text))
     with contextlib.suppress(TuneError):
         command = unitfile.command(text.replace("\n", " "), {"a": text}, {})
-        assert command.written(command.argv, tuple(range(len(command.argv)))).split()
+        assert command.written(command.argv, tuple(range(len(command.argv))))

@@ -23,10 +23,12 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 @dataclass(frozen=True)
 class Word:
-    """One word of a command: as it stands in the file, and unquoted."""
+    """One word of a command: as it stands in the file, unquoted, and where it begins and ends in the value."""
 
     raw: str
     text: str
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,31 @@ class Command:
         return len(mine) if list(origins[index : index + len(mine)]) == mine else 0
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One assignment of a unit file, and the lines (from 0) that it stands on."""
+
+    section: str
+    key: str
+    value: str
+    first: int
+    last: int
+
+
 def entries(text: str) -> Iterator[tuple[str, str, str]]:
     """Section, key and value of every assignment, lines that are continued joined by a blank."""
-    section, held = "", ""
-    for line in text.removeprefix("\ufeff").split("\n"):
+    return ((one.section, one.key, one.value) for one in placed_entries(text))
+
+
+def placed_entries(text: str) -> Iterator[Entry]:
+    """Every assignment with its place. A comment may stand between the lines of one."""
+    section, held, first = "", "", 0
+    for number, line in enumerate(text.removeprefix("\ufeff").split("\n")):
         stripped = line.strip(BLANKS)
         if stripped.startswith(("#", ";")) or (not stripped and not held):
             continue
-        whole = held + (line.lstrip(BLANKS) if not held else line)
+        first = first if held else number
+        whole = held + (line if held else line.lstrip(BLANKS)).rstrip("\r")
         if (len(whole) - len(whole.rstrip("\\"))) % 2:
             held = whole[:-1] + " "
             continue
@@ -92,7 +111,7 @@ def entries(text: str) -> Iterator[tuple[str, str, str]]:
             section = whole[1:-1]
         elif "=" in whole:
             key, _, value = whole.partition("=")
-            yield section, key.strip(BLANKS), value.strip(BLANKS)
+            yield Entry(section, key.strip(BLANKS), value.strip(BLANKS), first, number)
 
 
 def words(value: str) -> list[Word]:
@@ -113,12 +132,12 @@ def words(value: str) -> list[Word]:
             if value[at:end] == separator and (end >= len(value) or value[end] in BLANKS):
                 if separator == ";":
                     raise TuneError("it holds several commands, separated by `;`")
-                found.append(Word(separator, ";"))
+                found.append(Word(separator, ";", at, end))
                 at = end
                 break
         else:
             begin, (text, at) = at, _word(value, at)
-            found.append(Word(value[begin:at], text))
+            found.append(Word(value[begin:at], text, begin, at))
 
 
 def _word(value: str, at: int) -> tuple[str, int]:
@@ -167,7 +186,7 @@ def command(value: str, environment: Mapping[str, str], specifiers: Mapping[str,
         raise TuneError("it is empty")
     prefix = re.match(rf"[{_PREFIXES}]*", found[0].raw)
     begin = prefix[0] if prefix else ""
-    head = Word(found[0].raw.removeprefix(begin), found[0].text.removeprefix(begin))
+    head = Word(found[0].raw[len(begin) :], found[0].text[len(begin) :], found[0].begin + len(begin), found[0].end)
     if not head.text or head.text[0] in "@|":
         raise TuneError(f"its first word is {found[0].raw!r}, which kvyield does not edit")
     found = [head, *found[1:]]
