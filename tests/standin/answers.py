@@ -96,6 +96,8 @@ def _sglang_metrics(state: State) -> object:
         f"# TYPE sglang:max_total_num_tokens gauge\nsglang:max_total_num_tokens{labels} {state.plan.pool_tokens}\n"
         f"# TYPE sglang:startup_available_gpu_memory_gb gauge\n"
         f"sglang:startup_available_gpu_memory_gb{labels} {state.plan.at_ready_gib:.2f}\n"
+        f"# TYPE sglang:num_running_reqs gauge\nsglang:num_running_reqs{labels} {state.running}.0\n"
+        f"# TYPE sglang:num_queue_reqs gauge\nsglang:num_queue_reqs{labels} 0.0\n"
     )
 
 
@@ -106,4 +108,8 @@ def _vllm_metrics(state: State) -> object:
         f'kv_cache_memory_bytes="None",kv_cache_size_tokens="{state.plan.pool_tokens}",num_gpu_blocks="{blocks}",'
         'num_gpu_blocks_override="None"'
     )
-    return f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
+    running = f'vllm:num_requests_running{{engine="0",model_name="{state.config.model}"}} {state.running}.0'
+    return (
+        f"# TYPE vllm:cache_config_info gauge\nvllm:cache_config_info{{{labels}}} 1.0\n"
+        f"# TYPE vllm:num_requests_running gauge\n{running}\n"
+    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timezone
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 from uuid import UUID
 
 import msgspec
@@ -34,6 +34,9 @@ from kvyield._secrets import redacted
 from kvyield._unified import shares_host_memory
 from kvyield.engines import Sourced, Start
 from kvyield.modelconfig import kept_facts
+
+if TYPE_CHECKING:
+    from kvyield.verify import Verified
 
 FRACTION_FLAG = {
     "sglang": "mem_fraction_static",
@@ -97,6 +100,18 @@ class Assembled:
 def assemble(start: Start, extras: Extras | None = None, *, source: str = "log") -> Assembled:
     """Complete a start with what else is known. Never guesses: what nothing tells is null and listed as missing."""
     return _Assembly(start, extras or Extras()).build(source)
+
+
+def verified_start(start: Assembled, results: Sequence[Verified]) -> Assembled:
+    """The start with its verifications and, where it ended by one of them, with that end."""
+    verifications = [msgspec.to_builtins(result.verification) for result in results]
+    draft: dict[str, Any] = {**start.draft, "verifications": verifications}
+    ended = next((result for result in results if result.outcome), None)
+    if ended is not None:
+        cause = "gpu_memory" if ended.outcome == "oom_runtime" else None
+        failure = {"phase": "serving", "message": ended.verification.error, "cause": cause}
+        draft |= {"outcome": ended.outcome, "failure": {**failure, "prompt_tokens": ended.verification.prompt_tokens}}
+    return replace(start, draft=draft)
 
 
 class _Assembly:

@@ -145,7 +145,7 @@ def follow_file(
     A file that was rotated away while nobody watched is found again beside the new one by its inode and read first.
     A file that is not there yet is waited for.
     """
-    before = _rotated(path, bookmark.mark.inode)
+    before = rotated(path, bookmark.mark.inode)
     if before is not None:
         with before.open("rb") as file:
             yield from _lines(file)
@@ -195,7 +195,7 @@ def _is_replaced(path: Path, file: BinaryIO) -> bool:
         return False
 
 
-def _rotated(path: Path, inode: int | None) -> Path | None:
+def rotated(path: Path, inode: int | None) -> Path | None:
     """The file that was followed last, under the name that a rotation gave it."""
     with contextlib.suppress(OSError):
         if inode is None or (path.exists() and path.stat().st_ino == inode):

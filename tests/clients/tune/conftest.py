@@ -1,4 +1,4 @@
-"""A ``systemctl`` and an engine on PATH, for hosts without systemd."""
+"""Fixtures of the tests of ``tune``: a host with a ledger; a ``systemctl`` on PATH, for hosts without systemd."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from e2e.running import Server
+
+from .hosts import Host
 
 _TOLD = pytest.StashKey[bool]()
 FAKE = Path(__file__).parents[2] / "_fake_systemctl.py"
@@ -80,6 +84,22 @@ def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fix
     for path in state.glob("*.pid"):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(int(path.read_text()), signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A service that the tests of a module share; each has a model of its own in it."""
+    server = Server(tmp_path_factory.mktemp("ledger"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def host(tmp_path: Path, ledger: Server) -> Iterator[Host]:
+    """A host whose engines end with the test."""
+    found = Host(tmp_path, ledger.url)
+    yield found
+    found.clean()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

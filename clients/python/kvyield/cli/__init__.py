@@ -18,6 +18,7 @@ COMMANDS = {
     "import": ("kvyield.cli.importing:import_logs", "Post the starts of old logs, files and folders, in parallel."),
     "recommend": ("kvyield.cli.recommend:recommend", "Ask for the memory flags that hold a prompt of a given length."),
     "advise": ("kvyield.cli.advise:advise", "Read logs and advise flags in one, with no service."),
+    "tune": ("kvyield.cli.tune:tune", "Restart, measure and verify the engine until the target is verified."),
     "predict": ("kvyield.cli.predict:predict", "Ask what given flags would yield."),
     "history": ("kvyield.cli.history:history", "Show the ledger, newest start first."),
     "correct": ("kvyield.cli.correct:correct", "Put wrong facts of a start in the ledger right."),

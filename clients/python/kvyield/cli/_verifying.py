@@ -91,10 +91,13 @@ def order_of(given: Mapping[str, Any], pace: Iterable[tuple[int, float]] = ()) -
 class Session:
     """A running engine that was found and may be verified. Use it as a context manager."""
 
-    def __init__(self, given: Mapping[str, Any], reader: FreeReader | None) -> None:
-        """``reader`` replaces this host's GPUs."""
+    def __init__(
+        self, given: Mapping[str, Any], reader: FreeReader | None, last_words: Callable[[], str] | None = None
+    ) -> None:
+        """``reader`` replaces this host's GPUs, ``last_words`` the end of the log that ``given`` names."""
         self._given = given
         self._reader = reader
+        self._last_words = last_words
         self._stack = contextlib.ExitStack()
         self.server: Server | None = None
         self.gpus: Sequence[Card] = ()
@@ -105,7 +108,7 @@ class Session:
         from kvyield._engine_http import EngineError, open_engine
         from kvyield.verify import find_server
 
-        self._last_words = log_since_now(self._given)
+        self._last_words = self._last_words or log_since_now(self._given)
         self._http = self._stack.enter_context(open_engine(self._given["server"], self._given["server_key"]))
         try:
             self.server = find_server(self._http, self._given["served_model"])
@@ -124,6 +127,7 @@ class Session:
         from kvyield.verify import verify
 
         assert self.server is not None
+        assert self._last_words is not None
         with _Teller() as teller:
             return verify(
                 self._http,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -10,6 +9,7 @@ from uuid import UUID
 import click
 
 from kvyield._errors import KvyieldError
+from kvyield.assemble import verified_start
 from kvyield.cli._checks import stop_at
 from kvyield.cli._options import (
     client_of,
@@ -77,20 +77,6 @@ def report(ctx: click.Context, /, **given: Any) -> None:
         show_starts([whole], posting.shown(whole))
         show_report(found)
     ctx.exit(max(exit_code_of(found), posting.code(given["spooled_exit_code"])))
-
-
-def verified_start(start: Assembled, results: Sequence[Verified]) -> Assembled:
-    """The start with its verifications and, where it ended by one of them, with that end."""
-    import msgspec
-
-    verifications = [msgspec.to_builtins(result.verification) for result in results]
-    draft: dict[str, Any] = {**start.draft, "verifications": verifications}
-    ended = next((result for result in results if result.outcome), None)
-    if ended is not None:
-        cause = "gpu_memory" if ended.outcome == "oom_runtime" else None
-        failure = {"phase": "serving", "message": ended.verification.error, "cause": cause}
-        draft |= {"outcome": ended.outcome, "failure": {**failure, "prompt_tokens": ended.verification.prompt_tokens}}
-    return replace(start, draft=draft)
 
 
 class _Posting:

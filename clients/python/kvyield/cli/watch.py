@@ -217,12 +217,12 @@ def _bring(settings: Settings, observation: _wire.Observation) -> tuple[bool, st
 def _send_spool(settings: Settings, stopped: threading.Event) -> None:
     """Sends what waits on disk once the service is back, though no new start comes."""
     while not stopped.wait(SPOOL_SECONDS):
-        fault = _send_once(settings)
+        fault = send_once(settings)
         if fault:
             say(f"kvyield: the spool could not be sent: {fault}")
 
 
-def _send_once(settings: Settings) -> str | None:
+def send_once(settings: Settings) -> str | None:
     from kvyield._replay import adding, posting
     from kvyield.spool import Spool
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, Protocol
 
-from kvyield._errors import TuneError
 from kvyield._wire import Scalar
 from kvyield.sources import Source
-
-__all__ = ["Launcher", "Snapshot", "State", "TuneError"]
 
 State = Literal["running", "stopped", "failed"]
 Snapshot = dict[str, Any]

@@ -1,0 +1,132 @@
+"""What ``tune`` is asked for, what it is going to do and what it did, in words and as records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from uuid import UUID
+
+import msgspec
+
+from kvyield import _wire
+from kvyield.tune.launchers import Launcher, Snapshot
+
+End = Literal["verified", "not_verified", "infeasible", "not_restored", "ended"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What is asked for. ``question`` holds what else the advice is asked with."""
+
+    tokens: int
+    concurrent: int = 1
+    question: Mapping[str, Any] = field(default_factory=dict)
+    max_restarts: int = 3
+    restarts_busy: bool = False
+    idle_seconds: float = 60.0
+    is_dry: bool = False
+
+
+@dataclass(frozen=True)
+class Desk:
+    """The person: ``ask`` gets the plan and returns None for yes, else why not; ``record`` gets each round."""
+
+    say: Callable[[str], None]
+    ask: Callable[[Sequence[str]], str | None]
+    record: Callable[[Round], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How it ended, and why, in one sentence."""
+
+    end: End
+    reason: str
+
+
+class Round(msgspec.Struct, kw_only=True):
+    """One round as ``--json`` prints it: what ran, what was advised, what came of it.
+
+    ``result``: ``verified``, ``continue``, ``not_verified``, ``infeasible``, ``not_restored`` or ``ended``.
+    ``overhead_seconds`` is all time but that of the engine: its starts, its prompts, the release of its memory, and the
+    wait for a person's answer.
+    """
+
+    round: int
+    flags: dict[str, Any] = msgspec.field(default_factory=dict)
+    observation_id: UUID | None = None
+    outcome: str | None = None
+    pool_tokens: int | None = None
+    free_at_ready_gib: float | None = None
+    verification: dict[str, Any] | None = None
+    advice: dict[str, Any] | None = None
+    result: str = "continue"
+    reason: str | None = None
+    restarts: int = 0
+    good_flags: dict[str, Any] = msgspec.field(default_factory=dict)
+    seconds: float = 0.0
+    overhead_seconds: float = 0.0
+
+
+def advised(advice: _wire.Recommendation) -> dict[str, Any]:
+    """The part of an answer that a record holds."""
+    chance = advice.probability
+    return {
+        "id": str(advice.id) if advice.id else None,
+        "status": advice.status,
+        "flags": advice.flags,
+        "changes": {one.flag: one.to_value for one in advice.changes},
+        "headline": advice.headline.text if advice.headline else None,
+        "probability": msgspec.to_builtins(chance) if chance else None,
+    }
+
+
+def lines(
+    advice: _wire.Recommendation, launcher: Launcher, good: Snapshot, *, tokens: int, restart: int, at_most: int
+) -> Iterator[str]:
+    """The plan of one restart: flags now and then, why, how long, what is sent, and what happens on failure."""
+    prompt = f"a prompt of {tokens:,} tokens{_length(advice)}"
+    yield f"plan: restart {restart} of at most {at_most}{_minutes(advice)}, then {prompt}"
+    for change in advice.changes:
+        yield f"  {change.flag}: {shown(change.from_value)} -> {shown(change.to_value)}: {change.reason}"
+    chance = advice.probability
+    if chance is not None and chance.joint is not None:
+        yield f"  chance that pool and memory suffice: {chance.joint:.2f} ({advice.status.replace('_', ' ')})"
+    for line in launcher.describe({one.flag: one.to_value for one in advice.changes}):  # type: ignore[misc]  # scalars
+        yield f"  {line}"
+    yield f"  on failure these are put back and started: {'; '.join(launcher.restore_commands(good))}"
+
+
+def flags_text(flags: Mapping[str, Any]) -> str:
+    """Flags in one line."""
+    return ", ".join(f"{name}={shown(value)}" for name, value in flags.items()) or "none"
+
+
+def shown(value: object) -> str:
+    """A value, and a word for none."""
+    return "not set" if value is None else str(value)
+
+
+def ignored(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> Sequence[str]:
+    """Flags that were given and that the engine runs with another value of, by its own log; a sentence each."""
+    return [
+        f"{name} was given as {shown(value)}, and the engine's log says {shown(found[name])}"
+        for name, value in wanted.items()
+        if name in found and value is not None and not _same(value, found[name])
+    ]
+
+
+def _same(given: object, found: object) -> bool:
+    if isinstance(given, int | float) and isinstance(found, int | float):
+        return abs(float(given) - float(found)) <= 5e-4 * max(1.0, abs(float(given)))
+    return str(given).lower() == str(found).lower()
+
+
+def _minutes(advice: _wire.Recommendation) -> str:
+    each = advice.restarts.minutes_each if advice.restarts else None
+    return f", about {each:.3g} minutes" if each else ""
+
+
+def _length(advice: _wire.Recommendation) -> str:
+    return f" of about {advice.verification_seconds:.0f} s" if advice.verification_seconds else ""
