@@ -66,6 +66,9 @@ def _launch_options(function: Function) -> Function:
     options = [
         click.option("--unit", metavar="NAME", help="The engine is this systemd unit: flags go to a drop-in."),
         click.option("--user", "is_user", is_flag=True, help="The unit is one of your own (systemctl --user)."),
+        click.option("--write", "write_file", metavar="FILE", help="Flags go to this file."),
+        click.option("--format", "file_format", type=click.Choice(("args", "systemd", "compose")), help="Its format."),
+        click.option("--restart-command", metavar="COMMAND", help="Starts the engine anew after --write."),
         click.option("--server", metavar="URL", help="Where the engine answers.  [default: from the command line]"),
         click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="Its API key.  [default: KVYIELD_SERVER_KEY]"),
         click.option("--served-model", help="The model to ask, when the server has several."),
@@ -119,8 +122,8 @@ def _all(options: Sequence[Callable[[Any], Any]], function: Function) -> Functio
 def tune(ctx: click.Context, /, **given: Any) -> None:
     """Restart the engine, measure it and verify it, until a prompt of the target's length is served.
 
-    The engine is started by tune itself (-- COMMAND, also as a container's entrypoint), or is a systemd unit (--unit).
-    Whatever fails, the last good flags are put back and serve: the
+    The engine is started by tune itself (-- COMMAND, also as a container's entrypoint), is a systemd unit (--unit), or
+    is started by --restart-command after --write FILE. Whatever fails, the last good flags are put back and serve: the
     newest that passed the verification, else those that ran before. After a kill -9 of tune the next run restores them,
     and so does --undo.
 
@@ -134,7 +137,7 @@ def tune(ctx: click.Context, /, **given: Any) -> None:
     given |= {"ramp": False, "completion_tokens": 16, "route": None, "seed": None, "since": None, "max_bytes": None}
     settings = _settings(given)
     folder = Path(given["state"]).expanduser() if given["state"] else _state_folder()
-    if given["undo"] and not (given["command"] or given["unit"]):
+    if given["undo"] and not (given["command"] or given["unit"] or given["write_file"]):
         ctx.exit(_undo_all(folder, given, settings))
     ctx.exit(_Run(folder, given, settings).code())
 
@@ -247,13 +250,27 @@ def launcher_of(given: Mapping[str, Any], folder: Path) -> Launcher:
     from kvyield.tune.child import Child, port_of
     from kvyield.tune.commandline import engine_of
 
-    named = [name for name in ("command", "unit") if given[name]]
+    named = [name for name in ("command", "unit", "write_file") if given[name]]
     if len(named) != 1:
-        raise click.UsageError("name the engine by one of -- COMMAND and --unit NAME")
+        raise click.UsageError("name the engine by one of -- COMMAND, --unit NAME or --write FILE")
     if named == ["unit"]:
         from kvyield.tune.systemd import Unit
 
         return Unit(given["unit"], is_user=given["is_user"])
+    if named == ["write_file"]:
+        from kvyield.tune.written import Written
+
+        if not (given["file_format"] and given["restart_command"] and given["server"]):
+            raise click.UsageError("--write needs --format, --restart-command and --server")
+        if not (given["journal"] or given["log_file"] or given["docker"]):
+            raise click.UsageError("where does the engine log? give --journal, --log or --docker")
+        return Written(
+            Path(given["write_file"]),
+            given["file_format"],
+            given["restart_command"],
+            engine=given["engine"],
+            url=given["server"],
+        )
     argv = list(given["command"])
     engine = given["engine"] or engine_of(argv)
     if engine is None:
@@ -293,6 +310,7 @@ def _adopt(launcher: Launcher, journal: Journal, given: Mapping[str, Any], *, is
 
     options: dict[str, Any] = {"command": [*given["command"]]}
     options |= {name: given[name] for name in (*KEPT, "unit", "is_user") if given.get(name)}
+    options |= {name: given[name] for name in ("write_file", "file_format", "restart_command") if given.get(name)}
     record = journal.record
     if isinstance(launcher, Child):
         if record.options.get("command", options["command"]) != options["command"]:
