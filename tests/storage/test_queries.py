@@ -61,6 +61,40 @@ def test_a_page_is_found_by_an_index(sqlite_url: str, wanted: dict[str, Any], in
     assert "observed_at" in plans[0]
 
 
+@pytest.mark.parametrize("sort", ["observed_at", "-observed_at", "received_at", "-received_at"])
+def test_a_sorted_page_is_found_by_an_index(sqlite_url: str, sort: str) -> None:
+    """In either order, by start or by arrival, the ledger is neither scanned nor sorted."""
+    migrate.upgrade(sqlite_url)
+    engine = engine_for(database_url(sqlite_url), Use.READ)
+    plans = explained(engine, "SELECT observation")
+    with engine.begin() as connection:
+        UnitOfWork(connection).observations.page(ObservationFilter(), PageKey(NOON, new_id()), 50, sort=sort)
+    engine.dispose()
+    assert len(plans) == 1
+    assert plans[0].startswith(f"SEARCH observation USING INDEX ix_observation_{sort.lstrip('-')}_id (")
+
+
+@pytest.mark.parametrize(
+    ("sort", "at", "index"),
+    [
+        ("-created_at", NOON, "ix_pair_created_at_id"),
+        ("last_start", NOON, "ix_pair_last_observed_at_id"),
+        ("-last_start", NOON, "ix_pair_last_observed_at_id"),
+        ("name", "m", "sqlite_autoindex_model_2"),
+        ("-name", "m", "sqlite_autoindex_model_2"),
+    ],
+)
+def test_a_page_of_pairs_is_found_by_an_index(sqlite_url: str, sort: str, at: datetime | str, index: str) -> None:
+    """A later page of pairs begins where the one before ended."""
+    migrate.upgrade(sqlite_url)
+    engine = engine_for(database_url(sqlite_url), Use.READ)
+    plans = explained(engine, "SELECT pair")
+    with engine.begin() as connection:
+        UnitOfWork(connection).pairs.page(None, PageKey(at, new_id()), 50, sort=sort)
+    engine.dispose()
+    assert any(f"INDEX {index} (" in plan for plan in plans), plans
+
+
 def test_starts_of_a_model_are_found_by_the_indexes_of_its_pairs(sqlite_url: str) -> None:
     """The newest of each pair of the model are read, however many starts other models have."""
     migrate.upgrade(sqlite_url)

@@ -21,20 +21,20 @@ class FaultOut(Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class MatchOut(Struct, frozen=True, kw_only=True):
-    """A pair that a request may have meant.
+class MatchOut(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A pair that a request may have meant; where a list is asked for one GPU model or one model, its name alone.
 
     Attributes:
         pair_id: UUID of the pair, to be sent instead of its names.
-        gpu: GPU model of the pair.
+        gpu: GPU model of the pair, or a GPU model that may be meant.
         gpu_count: Number of GPUs of the pair.
-        model: Name of the model of the pair.
+        model: Name of the model of the pair, or of a model that may be meant.
     """
 
-    pair_id: UUID
-    gpu: str
-    gpu_count: int
-    model: str
+    pair_id: UUID | None = None
+    gpu: str | None = None
+    gpu_count: int | None = None
+    model: str | None = None
 
 
 class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
