@@ -12,7 +12,7 @@ from threading import Thread
 import structlog
 import uvicorn
 
-from kvyield_server.api.middleware import EarlyAnswers
+from kvyield_server.api.middleware import EarlyAnswers, OriginForm
 from kvyield_server.api.telemetry import configure_logs
 from kvyield_server.app import create_app
 from kvyield_server.errors import KvyieldError
@@ -35,7 +35,7 @@ def run(settings: Settings, socket_path: Path | None = None) -> None:
     configure_logs(settings.log_level)
     with ExitStack() as stack:
         listener = None if socket_path else stack.enter_context(_listener(settings.host, settings.port))
-        app = EarlyAnswers(create_app(settings), settings.body_seconds)
+        app = EarlyAnswers(OriginForm(create_app(settings)), settings.body_seconds)
         config = uvicorn.Config(
             app,
             uds=str(socket_path) if socket_path else None,

@@ -292,6 +292,27 @@ def test_a_request_that_offers_another_protocol_keeps_its_body(server: Server, p
 
 
 @pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://127.0.0.1:1/health/live", b"127.0.0.1", 200),
+        (b"HTTPS://localhost/pairs?page_size=1", b"elsewhere.example", 200),
+        (b"http://localhost/pairs?page_size=0", b"localhost", 422),
+        (b"http://localhost", b"localhost", 200),
+        (b"http://localhost/no%2Dsuch", b"localhost", 404),
+        (b"http://elsewhere.example/pairs", b"127.0.0.1", 403),
+        (b"http://localhost@elsewhere.example/pairs", b"127.0.0.1", 403),
+        (b"http:///pairs", b"127.0.0.1", 403),
+        (b"ftp://localhost/pairs", b"localhost", 404),
+    ],
+)
+def test_a_target_that_is_a_whole_uri_is_served(server: Server, target: bytes, host: bytes, status: int) -> None:
+    """A client that believes it talks to a proxy is answered; the URI's host is the one that must be this machine's."""
+    with connected(server) as client:
+        client.sendall(b"GET %s HTTP/1.1\r\nHost: %s\r\nConnection: close\r\n\r\n" % (target, host))
+        assert everything(client).startswith(b"HTTP/1.1 %d " % status)
+
+
+@pytest.mark.parametrize(
     "sent",
     [
         b"NO HTTP\r\n\r\n",

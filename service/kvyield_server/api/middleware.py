@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from contextlib import suppress
 from hashlib import blake2b
+from urllib.parse import unquote
 
 from litestar.datastructures import Headers, MutableScopeHeaders
 from litestar.enums import ScopeType
 from litestar.middleware import ASGIMiddleware
 from litestar.types import ASGIApp, HTTPResponseStartEvent, Message, Receive, ReceiveMessage, Scope, Send
+
+_ABSOLUTE = re.compile(rb"https?://([^/]*)(/.*)?", re.IGNORECASE)
 
 
 class EntityTags(ASGIMiddleware):
@@ -84,6 +88,24 @@ class EarlyAnswers:
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         await self._app(scope, received, sent)
+
+
+class OriginForm:
+    """Wraps an application so that a request whose target is a whole URI, as a proxy's client sends it, is taken for
+    the path of that URI at that URI's host, whatever the Host header says (RFC 9112, 3.2.2).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        if scope["type"] == ScopeType.HTTP and (target := _ABSOLUTE.fullmatch(scope["raw_path"])):
+            path = target[2] or b"/"
+            scope["raw_path"], scope["path"] = path, unquote(path.decode("ascii"))
+            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            scope["headers"] = [(b"host", target[1]), *others]
+        await self._app(scope, receive, send)
 
 
 def _names(header: str, tag: str) -> bool:
