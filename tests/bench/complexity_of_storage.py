@@ -138,9 +138,7 @@ def _read(growth: Growth, storage: Storage, path: Path, pair_id: UUID) -> None:
         growth.add("first page of 50", milliseconds(lambda: page(ANY, None, 50)), CONSTANT)
         growth.add("page in the middle", milliseconds(lambda: page(ANY, middle, 50)), CONSTANT)
         growth.add("by id", milliseconds(lambda: unit.observations.get(one.observation.id)), CONSTANT)
-        growth.add(
-            "by content", milliseconds(lambda: unit.observations.rows_of_digests([one.content_digest])), CONSTANT
-        )
+        growth.add("by content", milliseconds(lambda: unit.observations.known([], [one.content_digest])), CONSTANT)
         growth.add("a pair of 100", milliseconds(lambda: unit.observations.of_pair(pair_id)), CONSTANT)
         growth.add(
             "page of one host of 20", milliseconds(lambda: page(ObservationFilter(host="gpu-7"), None, 50)), CONSTANT

@@ -57,7 +57,9 @@ def test_an_observation_comes_back_as_it_was(storage: Storage, make: Callable[[]
     )
     assert get(storage, observation) == expected
     with storage.read() as unit:
-        assert unit.observations.rows_of_digests(["digest", "other"]) == {"digest": observation.id}
+        found = {observation.id: observation.id}, {"digest": observation.id}
+        assert unit.observations.known([], ["digest", "other"]) == found
+        assert unit.observations.known([observation.id, new_id()], []) == found
         assert unit.observations.page(ObservationFilter(), None, 1).items == (expected,)
 
 
@@ -65,7 +67,7 @@ def test_unknown_observations_are_none(storage: Storage) -> None:
     """Looking for what is not there answers None."""
     with storage.read() as unit:
         assert unit.observations.get(new_id()) is None
-        assert unit.observations.rows_of_digests(["none"]) == {}
+        assert unit.observations.known([new_id()], ["none"]) == ({}, {})
 
 
 def test_an_id_is_stored_once(storage: Storage) -> None:

@@ -225,14 +225,14 @@ def test_a_log_that_was_read_in_another_zone_is_known(storage: Storage, hours: f
     assert third.is_new is (kept == "figures")
 
 
-@pytest.mark.parametrize("hours", [0.25, 1, 2, -5, 5.5, 9, 14])
 @pytest.mark.parametrize("excerpt", [None, "loaded in 00:05:10"], ids=["no lines", "a duration"])
-def test_a_restart_every_hour_is_a_start_each(storage: Storage, hours: float, excerpt: str | None) -> None:
+def test_a_restart_every_hour_is_a_start_each(storage: Storage, excerpt: str | None) -> None:
     """Two starts whose every figure is equal and that are a zone apart are two: a timer restarts engines too."""
-    both = (log(log_excerpt=excerpt), log(BEGUN + timedelta(hours=hours, seconds=1), log_excerpt=excerpt))
-    told = post(storage, *both, now=BEGUN + timedelta(days=1))
-    assert [each.is_new for each in told] == [True, True]
-    assert len(rows(storage)) == 2
+    for hours in (0.25, 1, -5, 5.5, 14):
+        both = [log(log_excerpt=excerpt), log(BEGUN + timedelta(hours=hours, seconds=1), log_excerpt=excerpt)]
+        told = post(storage, *(replace(each, host=f"gpu{hours}") for each in both), now=BEGUN + timedelta(days=1))
+        assert [each.is_new for each in told] == [True, True]
+    assert len(rows(storage)) == 10
 
 
 def process(seconds: float, **fields: Any) -> Observation:
@@ -240,16 +240,23 @@ def process(seconds: float, **fields: Any) -> Observation:
     return endpoint(BEGUN - timedelta(seconds=seconds), **fields)
 
 
-@pytest.mark.parametrize("seconds", [0, 1, 17, 599])
-@pytest.mark.parametrize("is_first", [False, True])
-def test_an_endpoint_with_the_start_of_its_process_and_the_log_are_one(
-    storage: Storage, seconds: float, is_first: bool
-) -> None:
+def in_both_orders(storage: Storage, *posts: tuple[Observation, datetime]) -> list[list[Any]]:
+    """Post starts at their times on one host, and backwards on another; return what became of each."""
+    told = []
+    for host, order in (("gpu-01", posts), ("gpu-02", posts[::-1])):
+        own = [(replace(each, id=uuid7(), host=host), now) for each, now in order]
+        told.append([post(storage, each, now=now)[0] for each, now in own])
+    return told
+
+
+def test_an_endpoint_with_the_start_of_its_process_and_the_log_are_one(storage: Storage) -> None:
     """A process imports for up to ten minutes before its first line; the row has the log's time."""
-    both = [log(log_excerpt=LINES), process(seconds)]
-    post(storage, *(reversed(both) if is_first else both))
-    (stored,) = rows(storage)
-    assert (stored.observation.observed_at, stored.observation.source) == (BEGUN, "log")
+    for number, seconds in enumerate((0, 1, 17, 599)):
+        at = BEGUN - timedelta(days=number)
+        posts = [(log(at, log_excerpt=LINES), NOW), (endpoint(at - timedelta(seconds=seconds)), NOW)]
+        assert [[each.is_new for each in order] for order in in_both_orders(storage, *posts)] == [[True, False]] * 2
+        assert [each.observation.observed_at for each in rows(storage)[-2:]] == [at] * 2
+        assert [each.observation.source for each in rows(storage)[-2:]] == ["log", "log"]
 
 
 OTHER_PROCESSES = {
@@ -263,16 +270,10 @@ OTHER_PROCESSES = {
 
 
 @pytest.mark.parametrize("name", OTHER_PROCESSES)
-@pytest.mark.parametrize("is_first", [False, True])
-def test_an_endpoint_of_another_process_is_another_start(storage: Storage, name: str, is_first: bool) -> None:
+def test_an_endpoint_of_another_process_is_another_start(storage: Storage, name: str) -> None:
     """What answered before the log's server was ready, or differs, is of the start before or after."""
-    asked, now = OTHER_PROCESSES[name]
-    asked = replace(asked, id=uuid7())
-    posts = [(log(log_excerpt=LINES), NOW), (asked, now)]
-    for start, when in reversed(posts) if is_first else posts:
-        (told,) = post(storage, start, now=when)
-        assert told.is_new
-    assert len(rows(storage)) == 2
+    told = in_both_orders(storage, (log(log_excerpt=LINES), NOW), OTHER_PROCESSES[name])
+    assert [[each.is_new for each in order] for order in told] == [[True, True]] * 2
 
 
 def test_an_endpoint_is_asked_again_after_a_restart(storage: Storage) -> None:

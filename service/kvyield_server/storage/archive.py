@@ -121,7 +121,7 @@ def restore(uow: UnitOfWork, stored: StoredObservation, archive: Archive) -> boo
     """Keep an exported observation with all that belongs to it; False when the ledger has it already."""
     start, ledger = stored.observation, uow.observations
     digests = [stored.content_digest, *(each.content_digest for each in archive.accounts)]
-    if ledger.rows_of_ids([start.id]) or ledger.rows_of_digests(digests):
+    if any(ledger.known([start.id], digests)):
         return False
     if archive.pair is not None:
         uow.pairs.restore(archive.pair.id, start.hardware, start.model, archive.pair.created_at)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from heapq import nlargest, nsmallest
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 from uuid import UUID
 
@@ -16,7 +16,6 @@ from sqlalchemy import (
     Select,
     bindparam,
     delete,
-    exists,
     func,
     null,
     or_,
@@ -25,11 +24,11 @@ from sqlalchemy import (
     update,
 )
 
-from kvyield_server.domain.facts.accounts import AT_ONCE, Account
+from kvyield_server.domain.facts.accounts import Account
 from kvyield_server.domain.facts.observation import Observation, Verification
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
-from kvyield_server.storage.candidates import hosts_of, near_queries
+from kvyield_server.storage.candidates import query_near
 from kvyield_server.storage.filters import conditions
 from kvyield_server.storage.paging import cut, observation_key
 from kvyield_server.storage.pairs import SOURCE
@@ -60,19 +59,12 @@ _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verifica
 _account, _alias, _history = tables.account.c, tables.alias.c, tables.history.c
 _ALL = select(tables.observation)
 _WITHOUT_LOG = select(*(each for each in _it if each.name != "log_excerpt"), null().label("log_excerpt"))
-_ROWS_OF_IDS = union_all(
-    select(_it.id, _it.id.label("row")).where(_it.id.in_(bindparam("ids", expanding=True))),
-    select(_alias.id, _alias.observation_id).where(_alias.id.in_(bindparam("ids", expanding=True))),
-)
-_ROWS_OF_DIGESTS = union_all(
-    select(_it.content_digest, _it.id.label("row")).where(_it.content_digest.in_(bindparam("digests", expanding=True))),
-    select(_account.content_digest, _account.observation_id).where(
-        _account.content_digest.in_(bindparam("digests", expanding=True))
-    ),
-)
-_ANY_NEAR = union_all(
-    select(exists().where(_it.host.in_(bindparam("hosts", expanding=True)))),
-    select(exists().where(_it.host.is_(None), _it.observed_at.between(bindparam("since"), bindparam("until")))),
+_IDS, _DIGESTS = bindparam("ids", expanding=True), bindparam("digests", expanding=True)
+_KNOWN = union_all(
+    select(_it.id.label("row"), _it.id, _it.content_digest).where(_it.id.in_(_IDS)),
+    select(_it.id, _it.id, _it.content_digest).where(_it.content_digest.in_(_DIGESTS)),
+    select(_alias.observation_id, _alias.id, null()).where(_alias.id.in_(_IDS)),
+    select(_account.observation_id, null(), _account.content_digest).where(_account.content_digest.in_(_DIGESTS)),
 )
 _COUNT = (
     update(tables.pair)
@@ -85,7 +77,6 @@ _COUNT = (
     )
 )
 MOST_PAIRS = 50  # of one GPU or model, to be asked one by one; the starts of more are found among all starts
-MOST_NEAR = 200  # rows that may be of a posted start; more share a host, a moment and a fraction on no real host
 
 
 class Observations:
@@ -178,36 +169,20 @@ class Observations:
         """Return the observations whose rows have these ids, in no order."""
         return [each for some in batched(ids) for each in self._load(_ALL.where(_it.id.in_(some)))]
 
-    def rows_of_ids(self, ids: Sequence[UUID]) -> dict[UUID, UUID]:
-        """Return the id of the row of each posted id that is stored."""
-        found: dict[UUID, UUID] = {}
-        for some in batched(ids):
-            found |= {each.id: each.row for each in self._connection.execute(_ROWS_OF_IDS, {"ids": some})}
-        return found
+    def known(self, ids: Sequence[UUID], digests: Sequence[str]) -> tuple[dict[UUID, UUID], dict[str, UUID]]:
+        """Return the id of the row of each posted id and of each content that is stored; a row's own id and content
+        are found by each other."""
+        by_id: dict[UUID, UUID] = {}
+        by_digest: dict[str, UUID] = {}
+        for some, contents in zip_longest(batched(ids), batched(digests), fillvalue=()):
+            for row_id, posted_id, digest in self._connection.execute(_KNOWN, {"ids": some, "digests": contents}):
+                by_id |= {} if posted_id is None else {posted_id: row_id}
+                by_digest |= {} if digest is None else {digest: row_id}
+        return by_id, by_digest
 
-    def rows_of_digests(self, digests: Sequence[str]) -> dict[str, UUID]:
-        """Return the id of the row of each content that is stored."""
-        found: dict[str, UUID] = {}
-        for some in batched(digests):
-            rows = self._connection.execute(_ROWS_OF_DIGESTS, {"digests": some})
-            found |= {each.content_digest: each.row for each in rows}
-        return found
-
-    def near(self, accounts: Sequence[Account]) -> list[StoredObservation]:
-        """Return the rows that may be of one of these starts: by host and time, or by host and pool."""
-        found: set[UUID] = set()
-        for some in batched(accounts, 100):
-            for query in near_queries(some) if self._has_any_near(some) else ():
-                found |= {row.id for row in self._connection.execute(query.limit(MOST_NEAR * len(some)))}
-        return self.by_ids(sorted(found))
-
-    def _has_any_near(self, accounts: Sequence[Account]) -> bool:
-        """Say whether any row is of one of the hosts, or of an unknown host at about these times: mostly none is."""
-        starts = [each.observation for each in accounts]
-        hosts = {host for start in starts for host in hosts_of(start)}
-        times = [start.observed_at for start in starts]
-        values = {"hosts": list(hosts), "since": min(times) - AT_ONCE, "until": max(times) + AT_ONCE}
-        return None in hosts or any(self._connection.execute(_ANY_NEAR, values).scalars())
+    def near(self, accounts: Iterable[Account]) -> set[UUID]:
+        """Return the ids of the rows that may be of one of these starts: by host and time, or by host and pool."""
+        return {row_id for each in accounts for row_id in self._connection.execute(*query_near(each)).scalars()}
 
     def accounts(self, ids: Sequence[UUID]) -> dict[UUID, list[StoredAccount]]:
         """Return what was told of each start that was told more than once or corrected, oldest first."""

@@ -137,8 +137,8 @@ class _Book:
 
     def __init__(self, uow: UnitOfWork, arrivals: Sequence[Arrival]) -> None:
         self._uow = uow
-        self._by_id = uow.observations.rows_of_ids([each.observation.id for each in arrivals])
-        self._by_digest = uow.observations.rows_of_digests([each.digest for each in arrivals])
+        ids, digests = [each.observation.id for each in arrivals], [each.digest for each in arrivals]
+        self._by_id, self._by_digest = uow.observations.known(ids, digests)
         self._rows: dict[UUID, _Row] = {}
         self._of_host: dict[str | None, set[UUID]] = {}
         self._settling: list[tuple[Observation, UUID, datetime]] = []
@@ -148,8 +148,7 @@ class _Book:
         # from here on no other process adds a start to these pairs
         pairs = uow.pairs.ensure_all(named)
         self._pairs = {_names(pair.hardware, pair.model): pair for pair in pairs}
-        near = uow.observations.near([each.account for each in unknown])
-        self._load({each.observation.id for each in near})
+        self._load(uow.observations.near(each.account for each in unknown))
 
     def _load(self, ids: Iterable[UUID]) -> None:
         wanted = [each for each in ids if each not in self._rows]
