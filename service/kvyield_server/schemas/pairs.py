@@ -7,33 +7,12 @@ from datetime import datetime
 from typing import Annotated, Protocol
 from uuid import UUID
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, convert
 
 from kvyield_server.domain.answers import Basis, BasisKind, FitSummary, Prediction
-from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Observation, Outcome, Scalar
+from kvyield_server.domain.facts.observation import EngineName, Hardware, Observation, Outcome, Scalar
 from kvyield_server.schemas.common import EstimateOut, Fraction, WarningOut, estimate_out, tokens_out, warnings_out
-from kvyield_server.schemas.observations import ModelOut, model_out
-
-
-class KeptPair(Protocol):
-    """A pair as a store hands it out."""
-
-    @property
-    def id(self) -> UUID: ...
-    @property
-    def hardware(self) -> Hardware: ...
-    @property
-    def model(self) -> Model: ...
-    @property
-    def revision(self) -> int: ...
-    @property
-    def created_at(self) -> datetime: ...
-    @property
-    def observation_count(self) -> int: ...
-    @property
-    def last_observed_at(self) -> datetime | None: ...
-    @property
-    def engines(self) -> tuple[EngineName, ...]: ...
+from kvyield_server.schemas.observations import ModelOut
 
 
 class Curve(Protocol):
@@ -231,30 +210,16 @@ class CurveOut(Struct, frozen=True, kw_only=True):
     warnings: list[WarningOut]
 
 
-def pair_out(pair: KeptPair) -> PairOut:
-    return PairOut(
-        id=pair.id,
-        hardware=pair.hardware,
-        model=model_out(pair.model),
-        engines=pair.engines,
-        observation_count=pair.observation_count,
-        last_observed_at=pair.last_observed_at,
-        created_at=pair.created_at,
-        revision=pair.revision,
-    )
+def pair_out(pair: object) -> PairOut:
+    """Return a pair as a store hands it out in its wire form."""
+    return convert(pair, PairOut, from_attributes=True)
 
 
 def basis_out(basis: Basis) -> BasisOut:
-    return BasisOut(
-        kind=basis.kind,
-        observation_ids=list(basis.observation_ids),
-        deployment=basis.deployment,
-        verified_prompt_tokens=basis.verified_prompt_tokens,
-    )
+    return convert(basis, BasisOut, from_attributes=True)
 
 
 def fit_out(summary: FitSummary) -> FitOut:
-    evidence = [EvidenceOut(observation_id=e.observation_id, use=e.use, reason=e.reason) for e in summary.evidence]
     return FitOut(
         deployment=summary.deployment,
         deployment_id=summary.deployment_id,
@@ -262,7 +227,7 @@ def fit_out(summary: FitSummary) -> FitOut:
         engine_version=summary.engine_version,
         parameters={name: estimate_out(value, digits=6) for name, value in summary.parameters.items()},
         basis=basis_out(summary.basis),
-        evidence=evidence,
+        evidence=convert(summary.evidence, list[EvidenceOut], from_attributes=True),
         labels=list(summary.labels),
         warnings=warnings_out(summary.warnings),
         last_observed_at=summary.last_observed_at,

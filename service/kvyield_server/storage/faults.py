@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from enum import Enum, auto
 
 from sqlalchemy.exc import (
     DatabaseError,
@@ -25,32 +24,14 @@ from kvyield_server.errors import ConflictError, InvalidError, KvyieldError, Not
 _UNAVAILABLE = (OperationalError, InterfaceError, InternalError, PendingRollbackError, PoolTimeoutError)
 
 
-class Breach(Enum):
-    """Which kind of constraint a row broke."""
-
-    UNIQUE = auto()
-    REFERENCE = auto()
-    CHECK = auto()
-
-
-_BREACHES: dict[object, Breach] = {
-    sqlite3.SQLITE_CONSTRAINT_UNIQUE: Breach.UNIQUE,
-    sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY: Breach.UNIQUE,
-    sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY: Breach.REFERENCE,
-    "23505": Breach.UNIQUE,
-    "23503": Breach.REFERENCE,
-}
-
-
-_RACES = {"40P01", "40001"}  # PostgreSQL: a deadlock was found, a transaction could not be serialised
+_UNIQUE = {sqlite3.SQLITE_CONSTRAINT_UNIQUE, sqlite3.SQLITE_CONSTRAINT_PRIMARYKEY, "23505"}
+_REFERENCE = {sqlite3.SQLITE_CONSTRAINT_FOREIGNKEY, "23503"}
+_RACES = {"40P01", "40001", "23505"}  # PostgreSQL: a deadlock, a transaction that could not be serialised, a taken key
 
 
 def is_race(error: BaseException) -> bool:
     """Say whether another process was in the way, so that the same job may succeed when it is run again."""
-    if not isinstance(error, DBAPIError):
-        return False
-    code = getattr(error.orig, "sqlstate", None)
-    return code in _RACES or _BREACHES.get(code) is Breach.UNIQUE
+    return isinstance(error, DBAPIError) and getattr(error.orig, "sqlstate", None) in _RACES
 
 
 def translated(error: BaseException) -> BaseException:
@@ -77,10 +58,8 @@ def unavailable(error: BaseException) -> StorageUnavailableError:
 
 def _breach(error: IntegrityError) -> KvyieldError:
     code = getattr(error.orig, "sqlite_errorcode", None) or getattr(error.orig, "sqlstate", None)
-    match _BREACHES.get(code, Breach.CHECK):
-        case Breach.UNIQUE:
-            return ConflictError("Something with the same id or content is already stored.")
-        case Breach.REFERENCE:
-            return NotFoundError("It refers to something that is not stored.")
-        case Breach.CHECK:
-            return InvalidError([("", "holds a value outside of what its column allows")])
+    if code in _UNIQUE:
+        return ConflictError("Something with the same id or content is already stored.")
+    if code in _REFERENCE:
+        return NotFoundError("It refers to something that is not stored.")
+    return InvalidError([("", "holds a value outside of what its column allows")])

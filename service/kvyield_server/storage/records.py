@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -41,6 +41,16 @@ class Page(Generic[T]):
 
     items: tuple[T, ...]
     next_key: PageKey | None
+
+
+def every_page(read: Callable[[PageKey | None], Page[T]]) -> Iterator[Page[T]]:
+    """Yield all pages of a list, each read when it is asked for; ``read`` takes the key that a page begins below."""
+    after: PageKey | None = None
+    while True:
+        page = read(after)
+        yield page
+        if (after := page.next_key) is None:
+            return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

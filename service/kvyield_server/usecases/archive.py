@@ -14,7 +14,7 @@ from kvyield_server.storage.archive import (
     restore,
     restore_answers,
 )
-from kvyield_server.storage.records import ObservationFilter, PageKey, StoredObservation
+from kvyield_server.storage.records import ObservationFilter, Page, PageKey, StoredObservation, every_page
 from kvyield_server.storage.statements import batched
 from kvyield_server.storage.uow import Storage, UnitOfWork
 
@@ -53,28 +53,23 @@ def archive(storage: Storage, where: ObservationFilter) -> Iterator[Line]:
 
 
 def _observations(storage: Storage, where: ObservationFilter) -> Iterator[tuple[StoredObservation, Archive]]:
-    after: PageKey | None = None
-    while True:
+    def read(after: PageKey | None) -> Page[tuple[StoredObservation, Archive]]:
         with storage.read() as uow:
             page = uow.observations.page(where, after, PAGE_SIZE)
-            kept = archives_of(uow, page.items)
-        yield from zip(page.items, kept, strict=True)
-        after = page.next_key
-        if after is None:
-            return
+            return Page(tuple(zip(page.items, archives_of(uow, page.items), strict=True)), page.next_key)
+
+    return (line for page in every_page(read) for line in page.items)
 
 
 def _open_answers(storage: Storage, where: ObservationFilter) -> Iterator[ArchivedAnswer]:
-    after: PageKey | None = None
-    while True:
+    def read(after: PageKey | None) -> Page[ArchivedAnswer]:
         with storage.read() as uow:
             page = uow.recommendations.page(after, PAGE_SIZE)
             wanted = [each for each in page.items if each.observation_id is None]
             found = [archived_answer(uow, each) for each in wanted if where.pair_id in (None, each.pair_id)]
-        yield from found
-        after = page.next_key
-        if after is None:
-            return
+            return Page(tuple(found), page.next_key)
+
+    return (answer for page in every_page(read) for answer in page.items)
 
 
 def restore_all(storage: Storage, lines: Iterable[Line]) -> Restored:

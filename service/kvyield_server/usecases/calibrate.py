@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from kvyield_server.storage.records import PageKey, SettledRecommendation
+from kvyield_server.storage.records import every_page
 from kvyield_server.storage.uow import UnitOfWork
 
 if TYPE_CHECKING:
@@ -24,15 +23,6 @@ def calibrate(uow: UnitOfWork) -> CalibrationReport:
             advice=item.recommendation.advice,
             observation=item.observation.observation,
         )
-        for item in _settled(uow)
+        for page in every_page(lambda after: uow.recommendations.page_settled(after, _PAGE_SIZE))
+        for item in page.items
     )
-
-
-def _settled(uow: UnitOfWork) -> Iterator[SettledRecommendation]:
-    after: PageKey | None = None
-    while True:
-        page = uow.recommendations.page_settled(after, _PAGE_SIZE)
-        yield from page.items
-        after = page.next_key
-        if after is None:
-            return

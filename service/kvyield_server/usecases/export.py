@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvyield_server.storage.records import ObservationFilter, Page, PageKey, StoredObservation
+from kvyield_server.storage.records import ObservationFilter, Page, PageKey, StoredObservation, every_page
 from kvyield_server.storage.uow import Storage
 
 PAGE_SIZE = 500
@@ -12,15 +12,9 @@ PAGE_SIZE = 500
 
 def export(storage: Storage, where: ObservationFilter) -> Iterator[tuple[StoredObservation, ...]]:
     """Yield observations, newest first, in pages of at most 500; each page is read when it is asked for."""
-    after: PageKey | None = None
-    while True:
-        page = _page(storage, where, after)
-        yield page.items
-        after = page.next_key
-        if after is None:
-            return
 
+    def read(after: PageKey | None) -> Page[StoredObservation]:
+        with storage.read() as uow:
+            return uow.observations.page(where, after, PAGE_SIZE)
 
-def _page(storage: Storage, where: ObservationFilter, after: PageKey | None) -> Page[StoredObservation]:
-    with storage.read() as uow:
-        return uow.observations.page(where, after, PAGE_SIZE)
+    return (page.items for page in every_page(read))

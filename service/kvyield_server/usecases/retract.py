@@ -6,22 +6,20 @@ from collections.abc import Callable
 from datetime import datetime
 from uuid import UUID
 
-from kvyield_server.storage.records import AuditEntry, StoredObservation
+from kvyield_server.storage.records import StoredObservation
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.storage.values import new_id
+from kvyield_server.usecases.audit import audited
 
 
 def retract(
     observation_id: UUID, reason: str, *, actor: str, now: datetime
 ) -> Callable[[UnitOfWork], StoredObservation]:
     """Return the job that retracts an observation; the first reason stays. NotFoundError for an unknown id."""
-    entry = AuditEntry(
-        id=new_id(), at=now, actor=actor, action="retract", subject=str(observation_id), details={"reason": reason}
+    return audited(
+        lambda uow: uow.observations.retract(observation_id, reason, now),
+        "retract",
+        actor=actor,
+        now=now,
+        subject=lambda _: observation_id,
+        details={"reason": reason},
     )
-
-    def job(uow: UnitOfWork) -> StoredObservation:
-        stored = uow.observations.retract(observation_id, reason, now)
-        uow.audit.add(entry)
-        return stored
-
-    return job
