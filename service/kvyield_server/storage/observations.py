@@ -59,7 +59,8 @@ _it, _pair, _verification = tables.observation.c, tables.pair.c, tables.verifica
 _account, _alias, _history = tables.account.c, tables.alias.c, tables.history.c
 _ALL = select(tables.observation)
 _WITHOUT_LOG = select(*(each for each in _it if each.name != "log_excerpt"), null().label("log_excerpt"))
-_IDS, _DIGESTS = bindparam("ids", expanding=True), bindparam("digests", expanding=True)
+_IDS: Any = bindparam("ids", expanding=True)
+_DIGESTS: Any = bindparam("digests", expanding=True)
 _KNOWN = union_all(
     select(_it.id.label("row"), _it.id, _it.content_digest).where(_it.id.in_(_IDS)),
     select(_it.id, _it.id, _it.content_digest).where(_it.content_digest.in_(_DIGESTS)),
