@@ -24,7 +24,10 @@ PACKAGE = "kvyield_generated"
 CONFIG = {
     "package_name_override": PACKAGE,
     "post_hooks": [],
-    "content_type_overrides": {"application/x-ndjson": "text/plain"},  # a type that the generator does not know
+    "content_type_overrides": {  # types that the generator does not know
+        "application/x-ndjson": "text/plain",
+        "application/vnd.apache.parquet": "application/octet-stream",
+    },
 }
 GENERATOR = Path(sys.executable).with_name("openapi-python-client")
 

@@ -94,6 +94,7 @@ _SECURITY = {
     "description": "A token that `kvyield-server token create --name NAME --role ingest|read|admin` made. While none "
     "exists, the service answers on loopback without one.",
 }
+_TEXTS = ("text/csv", "application/x-ndjson")
 _PROBLEM = {"schema": {"$ref": REFERENCE.format(name="Problem")}}
 
 
@@ -193,7 +194,9 @@ def _complete_answers(operation: Operation, handler: HTTPRouteHandler, schema_of
         responses["200"]["content"]["text/plain"] = {"schema": {"type": "string"}}
     if handler.parsed_fn_signature.return_type.annotation is Stream:
         responses["200"]["headers"] = {"Content-Disposition": None}
-        responses["200"]["content"] = {kind: {"schema": {"type": "string"}} for kind in responses["200"]["content"]}
+        content = responses["200"]["content"]
+        for kind, media in content.items():
+            media["schema"] = {"type": "string"} if kind in _TEXTS else {"type": "string", "format": "binary"}
         return
     responses["200"]["headers"] = dict.fromkeys(("ETag", "Cache-Control"))
     responses["304"] = {"description": "The caller has the answer already: `If-None-Match` names it."}
@@ -225,16 +228,18 @@ def _parameters(operation: Operation, handler: HTTPRouteHandler) -> Iterator[dic
         for name, schema in said["properties"].items():
             description, is_needed = schema.pop("description"), name in said.get("required", [])
             told = {"name": name, "in": "query", "required": is_needed, "description": description}
-            yield {**told, "schema": _never_null(schema)}
+            yield {**told, "schema": _in_query(schema)}
     if "304" in operation["responses"]:
         yield dict(_IF_NONE_MATCH)
 
 
-def _never_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a query parameter, which is left out instead of null."""
+def _in_query(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a query parameter, which is left out instead of null; a day may be given for a time."""
     if schema.get("default", ...) is not None:
         return schema
     options = [option for option in schema["anyOf"] if option != {"type": "null"}]
+    if any(option.get("format") == "date-time" for option in options):
+        options.append({"type": "string", "format": "date"})
     return options[0] if len(options) == 1 else {"anyOf": options}
 
 
