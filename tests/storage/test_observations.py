@@ -160,6 +160,31 @@ def test_pages_hold_every_row_once(storage: Storage) -> None:
         assert paged(storage, size) == expected
 
 
+@pytest.mark.parametrize("size", [1, 4, 50])
+@pytest.mark.parametrize("sort", ["observed_at", "-observed_at", "received_at", "-received_at"])
+@pytest.mark.parametrize("wanted", [{}, {"gpu": "even"}, {"gpu": "even", "model": "m"}])
+def test_sorted_pages_hold_every_row_once(storage: Storage, sort: str, size: int, wanted: dict[str, Any]) -> None:
+    """By start or by arrival, either way, of all or of some pairs, also where many share one time."""
+    for number in range(12):
+        gpu = Hardware(gpu=("even", "odd")[number % 2], gpu_count=1 + number % 4)
+        each = start(minutes(7 * number % 12 // 3), hardware=gpu, model=Model(name="m"))
+        storage.write(recording(each)).result()
+    seen: list[StoredObservation] = []
+    key: PageKey | None = None
+    while key is not None or not seen:
+        with storage.read() as unit:
+            page = unit.observations.page(ObservationFilter(**wanted), key, size, sort=sort)
+        seen += page.items
+        key = page.next_key
+        if key is None:
+            break
+    keys = [
+        (row.received_at if "received" in sort else row.observation.observed_at, row.observation.id) for row in seen
+    ]
+    assert keys == sorted(set(keys), reverse=sort.startswith("-"))
+    assert len(keys) == (6 if wanted else 12)
+
+
 def paged(storage: Storage, size: int, meanwhile: Callable[[], object] = lambda: None) -> list[Observation]:
     seen: list[Observation] = []
     key: PageKey | None = None

@@ -6,10 +6,10 @@ import pytest
 
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model
 from kvyield_server.errors import NotFoundError
-from kvyield_server.storage.records import ApiToken, Pair, Role
+from kvyield_server.storage.records import ApiToken, PageKey, Pair, Role
 from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.values import new_id
-from storage.samples import HARDWARE, MODEL, minutes, recording, start
+from storage.samples import HARDWARE, MODEL, NOON, minutes, recording, start
 
 
 def ensure(storage: Storage, hardware: Hardware = HARDWARE, model: Model = MODEL) -> Pair:
@@ -168,3 +168,50 @@ def test_pairs_posted_by_a_token(storage: Storage) -> None:
     with storage.read() as unit:
         assert unit.pairs.posted_by(token.id) == {mine}
         assert unit.pairs.posted_by(new_id()) == frozenset()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_pairs_are_sorted_with_every_row_once(storage: Storage, size: int) -> None:
+    """By name or by last start, either way, also where several share a name and some have no live start."""
+    names = ("b", "a", "a", "c", "d", "d")
+    starts = [
+        start(minutes(at), model=Model(name=name), hardware=Hardware(gpu=f"gpu-{at}", gpu_count=1))
+        for at, name in enumerate(names)
+    ]
+    for each in starts:
+        storage.write(recording(each)).result()
+    for gone in (starts[1], starts[4]):
+        storage.write(lambda uow, it=gone: uow.observations.retract(it.id, "a test", NOON)).result()
+
+    def walked(sort: str) -> list[Pair]:
+        found: list[Pair] = []
+        key: PageKey | None = None
+        while True:
+            with storage.read() as unit:
+                page = unit.pairs.page(None, key, size, sort=sort)
+            found += page.items
+            key = page.next_key
+            if key is None:
+                return found
+
+    by_name = [pair.model.name for pair in walked("name")]
+    assert by_name == sorted(names)
+    assert [pair.model.name for pair in walked("-name")] == by_name[::-1]
+    by_start = [pair.last_observed_at for pair in walked("last_start")]
+    assert by_start == [minutes(0), minutes(2), minutes(3), minutes(5), None, None]
+    assert [pair.last_observed_at for pair in walked("-last_start")] == [*by_start[3::-1], None, None]
+    for sort in ("name", "-name", "last_start", "-last_start", "created_at"):
+        assert len({pair.id for pair in walked(sort)}) == len(names)
+
+
+def test_names_are_looked_up(storage: Storage) -> None:
+    """Each name of a GPU or model once, and whether one is known exactly."""
+    for count in (1, 2):
+        storage.write(
+            lambda uow, n=count: uow.pairs.ensure(Hardware(gpu="H200", gpu_count=n), Model(name="m"))
+        ).result()
+    with storage.read() as unit:
+        assert (list(unit.pairs.spellings("gpu")), list(unit.pairs.spellings("model"))) == (["H200"], ["m"])
+        assert (unit.pairs.knows("gpu", "H200"), unit.pairs.knows("gpu", "h200")) == (True, False)
+        assert [pair.hardware.gpu_count for pair in unit.pairs.page(None, None, 9, gpus=["H200"]).items] == [2, 1]
+        assert unit.pairs.page(None, None, 9, models=[]).items == ()

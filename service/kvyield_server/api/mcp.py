@@ -23,6 +23,7 @@ from kvyield_server.api.problems import (
     headers_of,
     logged_problem,
 )
+from kvyield_server.api.request import LARGE_BODY_BYTES
 from kvyield_server.api.telemetry import REQUEST_ID
 from kvyield_server.api.tools import LINKS, TOOLS, Received, Sent, use
 from kvyield_server.errors import MissingExtraError
@@ -81,7 +82,10 @@ async def post_message(request: Request[Any, Any, Any]) -> ASGIApp:
     if kind != "application/json":
         raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
     body = await request.body()
-    decode(body, MessageIn)
+    if len(body) > LARGE_BODY_BYTES:
+        await asyncio.to_thread(decode, body, MessageIn)
+    else:
+        decode(body, MessageIn)
     agents: Agents = request.app.state.agents
     return await agents.answering(request.app, body)
 

@@ -5,6 +5,7 @@ The request passes the same routes as one from outside, so that its token, its b
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
@@ -23,6 +24,8 @@ from kvyield_server.schemas.tools import FitArguments, RecommendArguments, Start
 MOST_CHARACTERS = 4_000
 LINKS = "kvyield://"
 _LONGEST_TEXT = 500
+_LONGEST_FIRST = 1_500
+_LONGEST_LINK = 800
 _MOST_MEMBERS = 100
 _ROWS = 10
 
@@ -78,7 +81,7 @@ class Tool(NamedTuple):
 async def use(tool: Tool, given: Arguments, send: Send, where: ProblemContext) -> Told:
     """Use a tool: at most ``MOST_CHARACTERS`` of what the API answers, or its problem."""
     arguments = with_days(given)
-    if faults := faults_of(arguments, tool.arguments):
+    if faults := await asyncio.to_thread(faults_of, arguments, tool.arguments):
         return problem_told(msgspec.to_builtins(problem_of(FaultyBodyError(faults), where)))
     sent = tool.request({name: value for name, value in arguments.items() if value is not None})
     received = await send(sent)
@@ -96,32 +99,46 @@ def problem_told(problem: Mapping[str, Any]) -> Told:
 
 def told(shape: Shape, rest: str | None) -> str:
     """Return a first line and JSON of at most ``MOST_CHARACTERS``, with a link to the whole when some is left out."""
-    link = f"\n\nThe whole answer: GET {rest}, or the resource {LINKS}{rest}" if rest else ""
-    room = MOST_CHARACTERS - len(shape.first) - 2
+    first = _cut(shape.first, _LONGEST_FIRST)
     whole = _text(shape.value)
-    if len(whole) <= room:
-        return "\n\n".join(filter(None, (shape.first, whole)))
-    value = dict(shape.value)
-    left_out = [name for name in shape.cheap if len(_text(value)) > room - len(link) - 200 and value.pop(name, None)]
-    names = f"\n\nLeft out for its length: {', '.join(left_out) or 'some of it'}."
-    text = _text(shortened(value, room - len(link) - len(names)))
-    return "\n\n".join(filter(None, (shape.first, text))) + names + link
+    if len(first) + 2 + len(whole) <= MOST_CHARACTERS:
+        return "\n\n".join(filter(None, (first, whole)))
+    note, link = _left_out(shape.cheap), _link(rest)
+    room = MOST_CHARACTERS - len(first) - len(note) - len(link) - 4
+    value, left_out = dict(shape.value), []
+    for name in shape.cheap:
+        if name in value and len(_text(value)) > room:
+            del value[name]
+            left_out.append(name)
+    return "\n\n".join(filter(None, (first, _text(shortened(value, room)), _left_out(left_out)))) + link
+
+
+def _left_out(names: Sequence[str]) -> str:
+    return f"Left out for its length: {', '.join(names) or 'some of it'}."
+
+
+def _link(rest: str | None) -> str:
+    if rest is None:
+        return ""
+    if len(rest) > _LONGEST_LINK:
+        return f"\n\nThe whole answer: GET {_cut(rest.partition('?')[0], 200)} with the same arguments."
+    return f"\n\nThe whole answer: GET {rest}, or the resource {LINKS}{rest}"
 
 
 def shortened(value: Any, most: int) -> Any:
-    """Return a JSON value of at most most characters: of its longest texts, lists and objects the beginning."""
+    """Return a JSON value of at most ``most`` characters: of its longest texts, lists and objects the beginning."""
     value = _bounded(value)
-    while len(_text(value)) > most:
+    while value and len(_text(value)) > most:
         value = _halved(value)
     return value
 
 
 def _bounded(value: Any) -> Any:
     """Bound each part first, so that halving takes few steps whatever was sent."""
-    if isinstance(value, str) and len(value) > _LONGEST_TEXT:
-        return f"{value[:_LONGEST_TEXT]}…"
+    if isinstance(value, str):
+        return _cut(value, _LONGEST_TEXT)
     if isinstance(value, dict):
-        return {name: _bounded(each) for name, each in list(value.items())[:_MOST_MEMBERS]}
+        return {_cut(name, _LONGEST_TEXT): _bounded(each) for name, each in list(value.items())[:_MOST_MEMBERS]}
     return [_bounded(each) for each in value[:_MOST_MEMBERS]] if isinstance(value, list) else value
 
 
@@ -137,6 +154,10 @@ def _halved(value: Any) -> Any:
     if 2 * len(_text(longest)) > len(_text(value)) or not value:
         return {**value, name: _halved(longest)} if longest else {}
     return dict(list(value.items())[: len(value) // 2])
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 def _text(value: Any) -> str:
