@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,7 @@ BROKEN_WORDS = """() => {
   }
   return broken;
 }"""
-OVERFLOWS = """() => [...document.querySelectorAll(innerWidth < 400 ? "html, .scroll, .panel" : "html, .panel")]
+OVERFLOWS = """() => [...document.querySelectorAll("html, .panel, .scroll")]
   .filter((node) => node.scrollWidth - node.clientWidth > 1)
   .map((node) => `${node.tagName}.${node.className} ${node.getAttribute("aria-label") || ""}`)"""
 
@@ -73,6 +74,8 @@ def full() -> Iterator[tuple[Site, dict[str, str]]]:
         corrections = {"hardware": {"memory_gib": 95.0}, "flags": {"attention_backend": "flashinfer"}}
         corrected = {**corrections, "reason": "as the driver of this host prints it"}
         httpx.post(f"{site.url}/observations/{ids[0]}/corrections", json=corrected).raise_for_status()
+        while "brought up to date" in httpx.get(f"{site.url}/ui/fleet").raise_for_status().text:
+            time.sleep(0.1)
         at = {
             "pairs": "/ui",
             "fleet": "/ui/fleet",
