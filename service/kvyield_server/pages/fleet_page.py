@@ -68,7 +68,7 @@ async def show_fleet(request: Request[Any, Any, Any]) -> Response[str]:
     await _nearly_up_to_date(services)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
-        search, show = asked.search.strip() or None, asked.show or None
+        search, show = asked.search.strip().replace("\0", "") or None, asked.show or None
         total, offset = uow.fleet.count(search, show), PAGE_SIZE * (asked.page - 1)
         sort, is_descending = _direction(asked.sort)
         rows = uow.fleet.page(search, show, sort=sort, is_descending=is_descending, offset=offset, size=PAGE_SIZE)
@@ -76,7 +76,7 @@ async def show_fleet(request: Request[Any, Any, Any]) -> Response[str]:
         views = [
             fleet_view(row, questions.get(row.recommendation_id) if row.recommendation_id else None) for row in rows
         ]
-        return {"rows": views, "waiting": uow.fleet.stale_count(), **_pages(asked.page, total)}
+        return {"rows": views, "waiting": services.fleet.count_stale(uow), **_pages(asked.page, total)}
 
     given = {"search": asked.search.strip(), "show": asked.show, "sort": asked.sort}
     links = sort_links(FLEET_SORTS, asked.sort, given)
@@ -93,7 +93,10 @@ async def show_drift(request: Request[Any, Any, Any]) -> Response[str]:
     def work(uow: UnitOfWork) -> dict[str, Any]:
         changes = uow.fleet.version_changes()
         chosen = _chosen(changes, asked.versions)
-        values = {"changes": [(_name(each), change_text(each)) for each in changes], "waiting": uow.fleet.stale_count()}
+        values = {
+            "changes": [(_name(each), change_text(each)) for each in changes],
+            "waiting": services.fleet.count_stale(uow),
+        }
         if chosen is None:
             return {**values, "chosen": None, "rows": [], **_pages(1, 0)}
         sort, is_descending = _direction(asked.sort)

@@ -7,6 +7,7 @@ the fits of thousands of pairs.
 from __future__ import annotations
 
 import time
+from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -44,6 +45,7 @@ class FleetKeeper:
         self._thread = ThreadPoolExecutor(1, "kvyield-fleet")
         self._lock = Lock()
         self._run: Future[None] | None = None
+        self._right_at: Hashable = None
         self._is_closed = False
 
     def begin(self) -> Future[None]:
@@ -53,6 +55,11 @@ class FleetKeeper:
                 self._run = self._thread.submit(self._bring_up_to_date)
             return self._run
 
+    def count_stale(self, uow: UnitOfWork) -> int:
+        """Return how many pairs have newer starts or questions than their rows; nothing is counted where nothing was
+        committed since all rows were right."""
+        return 0 if self._storage.stamp() == self._right_at else uow.fleet.stale_count()
+
     def close(self) -> None:
         """Stop after the rows at hand; the rest stays stale."""
         self._is_closed = True
@@ -60,8 +67,12 @@ class FleetKeeper:
 
     def _bring_up_to_date(self) -> None:
         try:
+            stamp = self._storage.stamp()
+            if stamp == self._right_at:
+                return
             with self._storage.read() as uow:
                 stale = uow.fleet.stale()
+            self._right_at = None if stale else stamp
             if stale:
                 self._storage.write(lambda uow: uow.fleet.add_unknown(datetime.now(UTC))).result()
             for some in batched(stale, AT_ONCE):
