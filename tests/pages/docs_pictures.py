@@ -1,4 +1,4 @@
-"""Draw the two pictures of the README anew: a pair with a target asked, and the advice log with its calibration.
+"""Draw the pictures of the documents anew: a pair with a target asked, the fleet, the advice log with calibration.
 
 Usage: PYTHONPATH=service:tests python tests/pages/docs_pictures.py
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,15 @@ MOST_BYTES = 200_000
 
 
 def main() -> None:
-    """Write both pictures into docs/; fail when one is too large for a README."""
+    """Write the pictures into docs/; fail when one is too large for a document."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    with serving() as site, serving() as log, chromium() as browser:
+    with serving() as site, serving() as log, serving() as fleet, chromium() as browser:
         site.post(as_logged(samples.worked_case()))
         log.post(samples.worked_case())
         settle(log)
-        draw(browser, f"{site.url}/ui/pairs/{site.pair()}?target_tokens=200000", "pages-pair.png", "light", 1480)
+        draw(browser, f"{site.url}/ui/pairs/{site.pair()}?target_tokens=200000", "pages-pair.png", "light", 1400)
+        fill_fleet(fleet)
+        draw(browser, f"{fleet.url}/ui/fleet", "pages-fleet.png", "light", 760)
         draw(browser, f"{log.url}/ui/advice", "pages-advice-log.png", "dark", 760)
 
 
@@ -53,6 +56,21 @@ def settle(site: Site) -> None:
         free = round(answer["prediction"]["free_at_ready_gib"]["median"] + noise.gauss(0, 0.13), 2)
         start = samples.start(fraction, 8, pool, free, flags=flags, observed_at=samples.hour(10 + number))
         site.post([{**start, "recommendation_id": answer["id"]}])
+
+
+def fill_fleet(site: Site) -> None:
+    """Record pairs in each state that the fleet tells apart, ask about them, and wait until their rows are kept."""
+    proved = {**samples.worked_case()[2]["verifications"][0], "prompt_tokens": 100_000, "lowest_free_gib": 2.9}
+    held = [{**body, "model": {"name": "org/held-100k", "facts": samples.FACTS}} for body in samples.worked_case()]
+    held[-1] = {**held[-1], "verifications": [proved]}
+    refused = {**samples.failures()[0], "model": {"name": "org/never-came-up", "facts": samples.FACTS}}
+    asked = {samples.MODEL: 200_000, "org/held-100k": 100_000, "Qwen/Qwen3-8B": 40_000}
+    site.post([*samples.worked_case(), *held, refused, *samples.vllm_starts(), *samples.upgrade()])
+    for model, target in asked.items():
+        body = {"pair_id": site.pair(model), "target_tokens": target}
+        httpx.post(f"{site.url}/recommendations", json=body).raise_for_status()
+    while "brought up to date" in httpx.get(f"{site.url}/ui/fleet").raise_for_status().text:
+        time.sleep(0.1)
 
 
 def draw(browser: Browser, address: str, name: str, scheme: str, height: int) -> None:
