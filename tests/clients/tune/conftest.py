@@ -15,9 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from _standin_hosts import Host
 from e2e.running import Server
-
-from .hosts import Host
 
 _TOLD = pytest.StashKey[bool]()
 FAKE = Path(__file__).parents[2] / "_fake_systemctl.py"

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from _standin_hosts import Host, Running, until
 from e2e.running import Server
-
-from .hosts import Host, Running, until
 
 KILLS_A_LIFE = 5
 """After so many the invariants are checked; then another host begins."""

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from _standin_hosts import BASE, Host, Running, is_gone, until
 from e2e.running import Server
-
-from .hosts import BASE, Host, Running, is_gone, until
 
 SERVES = "the engine serves; it is watched until it ends"
 

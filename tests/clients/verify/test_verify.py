@@ -229,3 +229,21 @@ def test_memory_is_sampled_all_through_the_prompt(run: Verify) -> None:
     with standin.start(prefill_tokens_per_second=10_000) as engine:
         found = run(engine, 10_000).results[0].verification
     assert 30 <= (found.memory_samples or 0) <= 70
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_an_answer_that_has_no_room_is_not_called_wrong(run: Verify, wrong: bool) -> None:
+    """A context length of one token more than the prompt, as vLLM's advice gives it, leaves one for the answer."""
+    with standin.start("vllm", context_length=20_001, tp_size=2) as engine:
+        engine.set_faults(wrong_answer=wrong)
+        report = run(engine, 20_000)
+    assert (report.passed, report.answered, report.results[0].verification.answer) == (True, True, "not_checked")
+    assert any("leaves no room for the answer" in note for note in report.notes)
+
+
+def test_a_wrong_answer_that_ended_by_itself_is_wrong_also_with_little_room(run: Verify) -> None:
+    """Seven tokens were left, and the engine used five of them."""
+    with standin.start(context_length=20_000) as engine:
+        engine.set_faults(wrong_answer=True)
+        report = run(engine, 19_993)
+    assert (report.answered, report.results[0].verification.answer) == (False, "wrong")

@@ -447,7 +447,9 @@ class Tune:
 
     def _started(self, recommendation_id: UUID | None, advice: _wire.Recommendation | None = None) -> Assembled | None:
         with self._on_the_engine():
-            return self.starter.start(recommendation_id, advice)
+            start = self.starter.start(recommendation_id, advice)
+        self.pause.check()  # what a signal ended did not fail
+        return start
 
     def _post_quietly(self, start: Assembled) -> None:
         """Posts a start in mid-round: what the service does not take stops no restore."""

@@ -47,6 +47,8 @@ class Sent:
     asked_tokens: int
     counted_tokens: int | None = None
     error: Exception | None = None
+    room: int | None = None
+    """Tokens that the context length leaves beside the prompt."""
 
     @property
     def prompt_tokens(self) -> int | None:

@@ -13,7 +13,7 @@ from kvyield.gpu import FreeReader, GpuError, MemorySampler, MemorySamples
 from kvyield.verify._ask import NOT_THERE, ROUTES, Reading, RouteName, ask
 from kvyield.verify._order import OnProgress, OnResult, Order, Progress, Report, Stage
 from kvyield.verify._pace import estimate_seconds, is_suspicious, lengths_to_measure, ramp
-from kvyield.verify._prompt import Prompt, Rate, build_prompt, fit_prompt, is_close
+from kvyield.verify._prompt import Prompt, Rate, build_prompt, fit_prompt, is_answered, is_close
 from kvyield.verify._result import (
     Outcome,
     Sent,
@@ -276,12 +276,22 @@ class _Run:
             on_first_token=lambda seconds: self._say("first_token", "first token", seconds),
         )
 
+    def _is_cut(self, sent: Sequence[Sent]) -> bool:
+        """Whether a wrong answer filled all the room that the context length left it: it may have been right."""
+        wrong = [item for item in sent if not is_answered(item.prompt, item.reading.text)]
+        return all(
+            item.room is not None
+            and item.room < self._order.completion_tokens
+            and (item.reading.completion_tokens is None or item.reading.completion_tokens >= item.room)
+            for item in wrong
+        )
+
     def _completion_tokens(self, server: Server, sent: Sent) -> int:
         """As ordered, or what the context length leaves beside the prompt."""
         if server.context_tokens is None:
             return self._order.completion_tokens
-        room = server.context_tokens - (sent.counted_tokens or sent.asked_tokens)
-        return max(1, min(self._order.completion_tokens, room))
+        sent.room = max(1, server.context_tokens - (sent.counted_tokens or sent.asked_tokens))
+        return min(self._order.completion_tokens, sent.room)
 
     def _judged(self, sent: Sequence[Sent], samples: MemorySamples | None, during: str = "") -> Verified:
         """The result of prompts that the engine took. Raises _RefusedError when it took none."""
@@ -292,6 +302,9 @@ class _Run:
         outcome, message = self._outcome([item.error for item in sent if item.error], samples)
         error = f"{during}{fault}" + (f"; {message}" if message else "") if fault else None
         answer = answer_of(sent, is_checked=self._order.check_answer)
+        if answer == "wrong" and self._is_cut(sent):
+            answer = "not_checked"
+            self._note("the context length leaves no room for the answer after the prompt: it was not checked")
         if answer == "wrong":
             self._note(wrong_answer(sent) or "wrong answer")
         if samples and samples.longest_gap_seconds > LONG_GAP_SECONDS:

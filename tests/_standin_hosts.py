@@ -16,7 +16,7 @@ from typing import Any
 from kvyield import Client, StoredObservation
 from kvyield.tune.child import began_of, left_in
 
-TESTS = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parent
 BASE = ("--mem-fraction-static", "0.85", "--max-running-requests", "64", "--context-length", "32768")
 TARGET = "200k"
 
