@@ -122,6 +122,11 @@ class Child:
         """Where the engine answers, as seen from this host."""
         return url_of(self.argv, self.engine)
 
+    def learn(self, engine: str) -> None:
+        """Checks that the log, which an option may name, is of the engine that the command starts."""
+        if engine != self.engine:
+            raise TuneError(f"the log is of {engine}, and the command starts {self.engine}: --engine says which it is")
+
     def snapshot(self) -> Snapshot:
         """The command line, and the variables that an edit has changed."""
         changed = {name: value for name, value in self.environment.items() if os.environ.get(name) != value}

@@ -26,6 +26,10 @@ class Launcher(Protocol):
     @property
     def key(self) -> str: ...
 
+    def learn(self, engine: str) -> None:
+        """Takes which engine runs, as its log or server told. Raises when the command starts another one."""
+        ...
+
     def snapshot(self) -> Snapshot:
         """What is there now."""
         ...

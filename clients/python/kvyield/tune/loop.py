@@ -155,6 +155,7 @@ class Tune:
             return
         if start is None:
             raise KvyieldError("the engine did not come up with its own flags, and nothing can be learned from its log")
+        self.launcher.learn(start.draft["engine"]["name"])
         self._post(start)
         self._note_before(dict(start.draft["flags"]))
         self._has_served = start.draft["outcome"] == "ready"

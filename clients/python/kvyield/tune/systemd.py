@@ -105,6 +105,11 @@ class Unit:
         """The words that the engine is started with, variables replaced where they are known."""
         return self._service().command.argv
 
+    def learn(self, engine: str) -> None:
+        """Checks that the log is of the engine that the unit starts."""
+        if engine != self.engine:
+            raise TuneError(f"the log is of {engine}, and {self.unit} starts {self.engine}: name the unit's own log")
+
     def snapshot(self) -> Snapshot:
         """The drop-in as it is; that there is none."""
         self._engine_of(self._service())

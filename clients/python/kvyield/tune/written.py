@@ -74,6 +74,10 @@ class Written:
         """The file that is meant, whatever it is called by."""
         return f"file-{hashlib.sha256(os.path.realpath(self.path).encode()).hexdigest()[:16]}"
 
+    def learn(self, engine: str) -> None:
+        """Takes the engine where the file holds flags alone and no option names it."""
+        self.engine = self.engine or engine
+
     def snapshot(self) -> Snapshot:
         """The file's text and mode; that there is none."""
         text = self._text()
