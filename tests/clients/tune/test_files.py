@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from .hosts import BASE, Host, Running, until
+from _standin_hosts import BASE, Host, Running, until
 
 RESTART = """
 import json, os, shlex, signal, subprocess, sys, time

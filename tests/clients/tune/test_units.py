@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
+from _standin_hosts import BASE, Host, Running, until
 from kvyield.tune.systemd import DROP_IN
-
-from .hosts import BASE, Host, Running, until
 
 NAME = "llm.service"
 
