@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from _samples_client import sample
 from e2e.running import Server
 from kvyield import Client, Observation, Verification
 from kvyield._ids import start_id
 from kvyield._replay import SETTLED
+from kvyield.cli import main
 from kvyield.delivery import deliver_batch, keep
 from kvyield.spool import Spool
 
@@ -88,3 +91,22 @@ def test_a_start_that_was_retracted_says_so_when_it_is_posted_again(client: Clie
     assert again.fate == "known"
     assert "was retracted on" in (again.reason or "")
     assert "the log of another machine; it counts as no evidence" in (again.reason or "")
+
+
+def test_the_command_line_shows_what_was_changed_in_a_start(
+    server: Server, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`history ID` tells each field that a correction changed, with the old value, who and why."""
+    start = sample(1, model="tests/corrected")
+    keep([start], Spool(tmp_path / "spool")).send(client)
+    monkeypatch.setenv("KVYIELD_URL", server.url)
+    words = ["correct", str(start.id), "--gpu-memory-gib", "96", "--reason", "the driver's total"]
+    assert CliRunner().invoke(main, words).exit_code == 0
+    told = CliRunner().invoke(main, ["history", str(start.id)])
+    assert told.exit_code == 0
+    assert "hardware.memory_gib" in told.stdout
+    assert "the driver's total" in told.stdout
+    assert CliRunner().invoke(main, ["history", "no-id"]).exit_code == 1
+    whole = CliRunner().invoke(main, ["history", str(start.id), "--json"])
+    [entry] = json.loads(whole.stdout)["history"]
+    assert [(one["field"], one["to"]) for one in entry["changes"]] == [("hardware.memory_gib", 96.0)]

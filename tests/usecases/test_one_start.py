@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 from uuid6 import uuid7
 
+from kvyield_server.domain.facts.accounts import FieldChange
 from kvyield_server.domain.facts.observation import (
     Cause,
     Engine,
@@ -37,6 +38,7 @@ from kvyield_server.storage import tables
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter, StoredObservation
 from kvyield_server.storage.uow import Storage
+from kvyield_server.usecases.correct import correct
 from kvyield_server.usecases.record import Arrival, Recorded, record
 
 BEGUN = datetime(2026, 5, 30, 22, 0, 23, tzinfo=UTC)
@@ -274,6 +276,24 @@ def test_an_endpoint_of_another_process_is_another_start(storage: Storage, name:
     """What answered before the log's server was ready, or differs, is of the start before or after."""
     told = in_both_orders(storage, (log(log_excerpt=LINES), NOW), OTHER_PROCESSES[name])
     assert [[each.is_new for each in order] for order in told] == [[True, True]] * 2
+
+
+def test_a_corrected_start_is_known_by_what_was_told(storage: Storage) -> None:
+    """A further account finds the row by what its accounts say, whatever a correction made of its facts."""
+    first = log()
+    post(storage, first)
+    wanted = [
+        FieldChange("flags.mem_fraction_static", None, 0.5),
+        FieldChange("hardware.gpu_count", None, 4),
+        FieldChange("model.name", None, "Qwen/Qwen3-8B"),
+    ]
+    storage.write(correct(first.id, wanted, "wrong log", actor="a", token_id=None, now=NOW)).result()
+    told = post(storage, manual(), endpoint(), died())
+    assert [each.is_new for each in told] == [False, False, False]
+    (stored,) = rows(storage)
+    start = stored.observation
+    assert (start.fraction, start.hardware.gpu_count, start.model.name) == (0.5, 4, "Qwen/Qwen3-8B")
+    assert start.outcome is Outcome.OOM_RUNTIME
 
 
 def test_an_endpoint_is_asked_again_after_a_restart(storage: Storage) -> None:

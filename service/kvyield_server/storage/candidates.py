@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, and_, bindparam, or_, select, union
+from sqlalchemy import ColumnElement, Select, and_, bindparam, select, union
 
 from kvyield_server.domain.facts.accounts import AT_ONCE, LARGEST_SHIFT, Account, short_host
 from kvyield_server.storage import tables
 
-MOST_NEAR = 200  # rows that may be of a posted start; more share a host, a moment and a fraction on no real host
+MOST_NEAR = 200  # rows that may be of a posted start; more share a host and a moment on no real host
 
 _it = tables.observation.c
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
@@ -21,8 +21,6 @@ def _parameter(name: str, like: ColumnElement[Any]) -> Any:
     return bindparam(name, type_=like.type)
 
 
-_FRACTION = _parameter("fraction", _it.fraction)
-_FITS = or_(_FRACTION.is_(None), _it.fraction.is_(None), _it.fraction == _FRACTION)
 _ON_HOST = _it.host.in_([_parameter("host", _it.host), _parameter("short_host", _it.host)])
 
 
@@ -31,7 +29,7 @@ def _between(since: str, until: str) -> ColumnElement[bool]:
 
 
 def _newest(*where: ColumnElement[bool]) -> Select[Any]:
-    found = select(_it.id).where(*where, _FITS).order_by(_it.observed_at.desc()).limit(MOST_NEAR)
+    found = select(_it.id).where(*where).order_by(_it.observed_at.desc()).limit(MOST_NEAR)
     return select(found.subquery().c.id)
 
 
@@ -50,17 +48,14 @@ _OF_ANY_HOST = _newest(_AT_ONCE)
 def query_near(account: Account) -> tuple[Any, dict[str, Any]]:
     """Return the query for the ids of rows that may be of the start that an account tells, and its parameters.
 
-    Rows of the same time; of a host also those with the same pool, be they a zone apart or told without a time, and
-    logs of starts that died before their pool a zone apart. A range that is empty asks for nothing.
+    Rows of the same time, whatever corrections made of their facts; of a host also those with the same pool, be they a
+    zone apart or told without a time, and logs of starts that died before their pool a zone apart. A range that is
+    empty asks for nothing.
     """
     start = account.observation
     at, earliest, latest = start.observed_at, start.observed_at - _AROUND, start.observed_at + _AROUND
     is_log_of_death = start.measurements.pool_tokens is None and start.log_excerpt is not None
-    moment = {
-        "fraction": start.fraction,
-        "since": at - AT_ONCE if account.is_timed else latest,
-        "until": at + AT_ONCE,
-    }
+    moment = {"since": at - AT_ONCE if account.is_timed else latest, "until": at + AT_ONCE}
     if start.host is None:
         return _OF_ANY_HOST, moment
     return _OF_HOST, moment | {

@@ -13,7 +13,7 @@ import msgspec
 
 from kvyield._names import loose
 from kvyield.cli._asking import MOST_PAIRS, SHOWN_PAIRS
-from kvyield.cli._options import ENGINES, SERVICE_OPTIONS, client_of, service_options, settings_of
+from kvyield.cli._options import ENGINES, SERVICE_OPTIONS, client_of, one_of, service_options, settings_of
 from kvyield.cli._run import say
 from kvyield.cli._tables import gib, moment, table, tokens
 
@@ -36,9 +36,11 @@ _HEADINGS = (
     ">?verified tokens",
     "?!id",
 )
+_CHANGE_HEADINGS = ("changed", "by", "what", "~?reason", "~field", "~old value", "~new value")
 
 
 @click.command()
+@click.argument("observation_id", required=False, metavar="[ID]")
 @click.option("--model", help="Only this model; its owner, case and punctuation may be left out.")
 @click.option("--gpu", help="Only this GPU model, as loosely written.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Only this engine.")
@@ -53,12 +55,17 @@ _HEADINGS = (
 @click.option("--limit", type=click.IntRange(1), default=50, show_default=True, help="At most so many starts.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line.")
 @service_options
-def history(limit: int, as_json: bool, **given: Any) -> None:
-    """Show the ledger, newest start first.
+def history(observation_id: str | None, limit: int, as_json: bool, **given: Any) -> None:
+    """Show the ledger, newest start first; with an ID one start and what was changed in it, by whom and why.
 
     Several names that --model or --gpu may mean are listed, with exit code 3.
     """
     filters = {name: value for name, value in given.items() if name not in SERVICE_OPTIONS}
+    wanted = one_of("ID", observation_id)
+    if wanted is not None:
+        with client_of(settings_of(given)) as client:
+            _show(client.observation(wanted), as_json=as_json)
+        return
     with client_of(settings_of(given)) as client:
         starts = list(islice(client.observations(**filters, page_size=min(limit, 500)), limit))
         if not starts:
@@ -73,6 +80,34 @@ def history(limit: int, as_json: bool, **given: Any) -> None:
     left_out = table(_HEADINGS, [_row(start) for start in starts])
     if left_out:
         say(f"kvyield: no room for {', '.join(left_out)}; a wider terminal, COLUMNS=200 or --json shows them")
+
+
+def _show(start: _wire.StoredObservation, *, as_json: bool) -> None:
+    """Shows one start, and under it a line per field that a further account or a correction changed, oldest first."""
+    if as_json:
+        click.echo(msgspec.json.encode(start))
+        return
+    table(_HEADINGS, [_row(start)])
+    changes = [
+        (
+            moment(entry.at),
+            entry.actor,
+            entry.action,
+            entry.reason or "",
+            one.field,
+            _told(one.before),
+            _told(one.after),
+        )
+        for entry in start.history
+        for one in entry.changes
+    ]
+    if changes:
+        click.echo()
+        table(_CHANGE_HEADINGS, changes)
+
+
+def _told(value: object) -> str:
+    return "-" if value is None else value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
 def _say_nearest(client: Client, filters: Mapping[str, Any]) -> None:
