@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -118,17 +121,28 @@ def calling(name: str, **arguments: Any) -> Use[Answer]:
     return use
 
 
-@pytest.fixture(params=["http", "handshake", "stdio"])
-def ask(request: pytest.FixtureRequest, service: Service) -> Callable[..., Any]:
-    """Use the tools with a role: over HTTP with the newest protocol, with the handshake of older agents, over stdio."""
+def asking(service: Service, way: str) -> Callable[..., Any]:
+    """Return how to use the tools with a role: over HTTP with the newest protocol or a handshake, or over stdio."""
 
     def asked(role: str, use: Use[T]) -> T:
-        token = service.tokens.get(role, role)
-        if request.param == "stdio":
+        token = service.tokens[role]
+        if way == "stdio":
             return over_stdio(use, KVYIELD_URL=service.url, KVYIELD_TOKEN=token)
-        return over_http(service.url, token, use, "legacy" if request.param == "handshake" else "auto")
+        return over_http(service.url, token, use, "legacy" if way == "handshake" else "auto")
 
     return asked
+
+
+@pytest.fixture(params=["http", "handshake", "stdio"])
+def ask(request: pytest.FixtureRequest, service: Service) -> Callable[..., Any]:
+    """Use the tools each way."""
+    return asking(service, request.param)
+
+
+@pytest.fixture(params=["http", "handshake"])
+def ask_http(request: pytest.FixtureRequest, service: Service) -> Callable[..., Any]:
+    """Use the tools over HTTP, for what takes many calls."""
+    return asking(service, request.param)
 
 
 def test_tools_are_listed_with_what_they_take(ask: Callable[..., Any]) -> None:
@@ -162,28 +176,31 @@ def test_an_answer_begins_with_the_headline_of_the_api(ask: Callable[..., Any], 
         assert told.body[name] == answer[name]
 
 
-def test_a_start_is_found_read_and_explained(ask: Callable[..., Any]) -> None:
+def test_a_start_is_found_read_and_explained(ask_http: Callable[..., Any]) -> None:
     """From loose names to the pair, its starts, one start, a prediction and the fit."""
-    pairs = ask("read", calling("find_pair", model="kimi-k2.6", gpu=GPU.removeprefix("NVIDIA ").lower())).body["pairs"]
+    pairs = ask_http("read", calling("find_pair", model="kimi-k2.6", gpu=GPU.removeprefix("NVIDIA ").lower())).body[
+        "pairs"
+    ]
     (pair_id,) = [pair["pair_id"] for pair in pairs if pair["model"] == MODEL]
-    starts = ask("read", calling("list_starts", pair_id=pair_id, sort="observed_at")).body["starts"]
+    starts = ask_http("read", calling("list_starts", pair_id=pair_id, sort="observed_at")).body["starts"]
     assert [each["pool_tokens"] for each in starts][:3] == [101_134, 192_406, 218_484]
-    one = ask("read", calling("get_start", observation_id=starts[1]["id"])).body
+    one = ask_http("read", calling("get_start", observation_id=starts[1]["id"])).body
     assert one["flags"]["mem_fraction_static"] == 0.92
     sets = [{"mem_fraction_static": 0.94}, {"mem_fraction_static": 0.9}]
-    items = ask("read", calling("predict", selector={**NAMES}, flags=sets)).body["items"]
+    items = ask_http("read", calling("predict", selector={**NAMES}, flags=sets)).body["items"]
     assert abs(items[0]["pool_tokens"]["median"] - 218_484) <= 2
-    (fit,) = ask("read", calling("explain_fit", pair_id=pair_id)).body["deployments"]
+    (fit,) = ask_http("read", calling("explain_fit", pair_id=pair_id)).body["deployments"]
     assert fit["evidence"]["used"]["point"] == 3
 
 
-def test_what_is_posted_is_stored_once(ask: Callable[..., Any]) -> None:
+def test_what_is_posted_is_stored_once(ask_http: Callable[..., Any]) -> None:
     """A start and its verification are new the first time and known from then on."""
-    posted = another(1, model={"name": f"posted/by-an-agent-{id(ask)}"})
-    first, second = (ask("ingest", calling("post_start", **posted)).body for _ in range(2))
+    posted = another(1, model={"name": f"posted/by-an-agent-{id(ask_http)}"})
+    first, second = (ask_http("ingest", calling("post_start", **posted)).body for _ in range(2))
     assert (first["stored"], second["stored"], first["id"]) == ("new", "known", second["id"])
     results = [
-        ask("ingest", calling("post_verification", observation_id=first["id"], **VERIFICATION)).body for _ in range(2)
+        ask_http("ingest", calling("post_verification", observation_id=first["id"], **VERIFICATION)).body
+        for _ in range(2)
     ]
     assert [each["stored"] for each in results] == ["new", "known"]
     assert results[0]["verified_prompt_tokens"] == VERIFICATION["prompt_tokens"]
@@ -291,6 +308,14 @@ def test_long_answers_are_cut_with_a_link_to_the_whole(ask: Callable[..., Any], 
     assert len(whole["log_excerpt"]) == 90_000
     with service.http("admin") as client:
         assert client.get(f"/observations/{stored['id']}").json() == whole
+
+
+def test_what_has_no_address_says_how_to_have_the_rest(service: Service) -> None:
+    """Two hundred predictions do not fit: the first are told, and what to do."""
+    flags = [{"mem_fraction_static": 0.5 + number / 1_000} for number in range(200)]
+    told = over_http(service.url, service.tokens["read"], calling("predict", selector=NAMES, flags=flags))
+    assert 3 <= len(told.body["items"]) < 200
+    assert told.text.endswith("ask again with fewer sets of flags.")
 
 
 def test_a_long_list_is_cut_too(service: Service) -> None:
@@ -406,6 +431,7 @@ def test_what_is_no_request_of_the_protocol_is_a_problem(service: Service) -> No
         assert client.delete("/mcp").headers["allow"] == "OPTIONS, POST"
         assert client.post("/mcp", content=b"x", headers={"Content-Type": "text/plain"}).status_code == 415
         assert client.post("/mcp?x=1", json=message).status_code == 422
+        assert client.post("/mcp", json=message, headers={"Content-Encoding": "gzip"}).status_code == 415
         long = {**message, "method": "tools/call", "params": {"name": "predict", "arguments": {"a": "x" * 11_000_000}}}
         assert client.post("/mcp", json=long).json()["error"]["data"]["type"] == "/problems/too_large"
         huge = {**message, "method": "tools/call", "params": {"name": "predict", "arguments": {"a": "x" * 3_000_000}}}
@@ -500,3 +526,27 @@ def test_the_extra_is_named_when_it_is_absent(tmp_path: Path) -> None:
     done = subprocess.run(words, env=without, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "pip install 'kvyield-server[parquet]'" in done.stderr
+
+
+def test_the_configurations_of_the_documentation(service: Service) -> None:
+    """Each block of docs/agents.md can be pasted: it parses, its command is one, and the call by hand is answered."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "agents.md").read_text()
+    blocks = [json.loads(text) for text in re.findall(r"```json\n(.+?)```", page, re.DOTALL)]
+    blocks += [tomllib.loads(text) for text in re.findall(r"```toml\n(.+?)```", page, re.DOTALL)]
+    servers = [block.popitem()[1]["kvyield"] for block in blocks]
+    assert len(servers) == 5
+    for server in servers:
+        if "url" in server:
+            assert server["url"].endswith("/mcp")
+            continue
+        words = [sys.executable, "-m", server["command"], *server["args"], "--help"]
+        assert subprocess.run(words, env=environment(), capture_output=True, timeout=60, check=False).returncode == 0
+    listed = set(re.findall(r"`(\w+)`", page.split("|---|---|---|\n")[1].split("\n\n")[0])) - {"read", "ingest"}
+    assert listed == TOOLS
+    curl = re.search(r"^    (curl .+?)\n\n|^    (curl .+)\Z", page, re.DOTALL | re.MULTILINE)
+    assert curl
+    words = shlex.split((curl[1] or curl[2]).replace("\\\n", " "))
+    words[words.index("http://127.0.0.1:8321/mcp")] = f"{service.url}/mcp"
+    words += ["-H", f"Authorization: Bearer {service.tokens['read']}"]
+    answer = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert MODEL in json.loads(answer)["result"]["content"][0]["text"]

@@ -19,11 +19,10 @@ from kvyield_server.api.auth import READERS
 from kvyield_server.api.problems import (
     EXCEPTION_HANDLERS,
     ProblemContext,
-    UnsupportedMediaError,
     headers_of,
     logged_problem,
 )
-from kvyield_server.api.request import LARGE_BODY_BYTES
+from kvyield_server.api.request import LARGE_BODY_BYTES, require_json
 from kvyield_server.api.telemetry import REQUEST_ID
 from kvyield_server.api.tools import LINKS, TOOLS, Received, Sent, use
 from kvyield_server.errors import MissingExtraError
@@ -78,9 +77,7 @@ async def post_message(request: Request[Any, Any, Any]) -> ASGIApp:
     What only a lenient reader would take is refused: keys given twice, NaN, numbers beyond all floats.
     """
     MissingExtraError.unless("mcp", "mcp", "This route")
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
+    require_json(request)
     body = await request.body()
     if len(body) > LARGE_BODY_BYTES:
         await asyncio.to_thread(decode, body, MessageIn)

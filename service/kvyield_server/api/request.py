@@ -78,12 +78,21 @@ async def check_head(request: Request[Any, Any, Any]) -> None:
         unknown = (Fault(f"/{it}", f"{it} is not a parameter here; there are none.") for it in request.query_params)
         raise_faults(first_faults(unknown))
     if handler.parsed_data_field is not None:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" and not kind.endswith("+json"):
-            raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
-        coding = request.headers.get("content-encoding", "identity").strip().lower()
-        if coding != "identity":
-            raise UnsupportedMediaError(f"Content-Encoding is {coding}; send the body as it is.")
+        require_json(request)
+
+
+def require_json(request: Request[Any, Any, Any]) -> None:
+    """Return when a body is said to be plain JSON.
+
+    Raises:
+        UnsupportedMediaError: it is not, or is compressed.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaError(f"Content-Type is {kind or 'missing'}; send application/json.")
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if coding != "identity":
+        raise UnsupportedMediaError(f"Content-Encoding is {coding}; send the body as it is.")
 
 
 async def parameters_of(request: Request[Any, Any, Any]) -> Any:

@@ -58,12 +58,16 @@ Arguments = Mapping[str, Any]
 
 
 class Shape(NamedTuple):
-    """What is told of an answer: a first line, the part of the answer, and the fields that go first when it is long."""
+    """What is told of an answer: a first line, the part of the answer, and the fields that go first when it is long.
+
+    ``rest`` is the path of the whole answer; where it has none, ``advice`` says how to have it.
+    """
 
     value: dict[str, Any]
     first: str = ""
     cheap: Sequence[str] = ()
     rest: str | None = None
+    advice: str = ""
 
 
 class Tool(NamedTuple):
@@ -103,7 +107,7 @@ def told(shape: Shape, rest: str | None) -> str:
     whole = _text(shape.value)
     if len(first) + 2 + len(whole) <= MOST_CHARACTERS:
         return "\n\n".join(filter(None, (first, whole)))
-    note, link = _left_out(shape.cheap), _link(rest)
+    note, link = _left_out(shape.cheap), _link(rest) if rest else shape.advice
     room = MOST_CHARACTERS - len(first) - len(note) - len(link) - 4
     value, left_out = dict(shape.value), []
     for name in shape.cheap:
@@ -117,9 +121,7 @@ def _left_out(names: Sequence[str]) -> str:
     return f"Left out for its length: {', '.join(names) or 'some of it'}."
 
 
-def _link(rest: str | None) -> str:
-    if rest is None:
-        return ""
+def _link(rest: str) -> str:
     if len(rest) > _LONGEST_LINK:
         return f"\n\nThe whole answer: GET {_cut(rest.partition('?')[0], 200)} with the same arguments."
     return f"\n\nThe whole answer: GET {rest}, or the resource {LINKS}{rest}"
@@ -268,8 +270,8 @@ def _evidence(items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _whole(received: Received) -> Shape:
-    return Shape(dict(received.body))
+def _predicted(received: Received) -> Shape:
+    return Shape(dict(received.body), advice="\n\nFor the rest ask again with fewer sets of flags.")
 
 
 def _at(template: str, name: str) -> Callable[[Arguments], Sent]:
@@ -302,7 +304,7 @@ TOOLS = (
         given are those of the deployment's newest start.""",
         PredictionsIn,
         _posting("/predictions"),
-        _whole,
+        _predicted,
     ),
     Tool(
         "find_pair",
