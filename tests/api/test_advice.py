@@ -335,6 +335,31 @@ def test_a_layout_that_the_hardware_has_no_gpus_for_is_said(
     assert "layout_exceeds_hardware" not in [it["code"] for it in same["warnings"]]
 
 
+@pytest.mark.parametrize(
+    ("flags", "pointer"),
+    [
+        ({"tensor_parallel_size": 16}, "/flags/0/tensor_parallel_size"),
+        ({"tp": 4}, "/flags/0/tp"),
+        ({"pp_size": 2, "pp": 4}, "/flags/0/pp"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "/flags/0/kv_cache_dtype"),
+    ],
+)
+def test_flags_of_another_name_or_engine_are_refused(
+    client: Client, pair_id: str, flags: dict[str, Any], pointer: str
+) -> None:
+    """The engine is known from the pair: another name of a size that is set would not count, nor another's type."""
+    answer = client.post("/predictions", json={"selector": {"pair_id": pair_id}, "flags": [flags]})
+    assert answer.status_code == 422
+    assert pointer in [fault["pointer"] for fault in answer.json()["errors"]]
+
+
+def test_a_question_by_pair_has_its_engine(client: Client, pair_id: str) -> None:
+    """A type of the KV cache that the pair's engine does not take is refused without naming the engine."""
+    answer = client.get(f"/recommend?pair_id={pair_id}&target_tokens=50000&kv_cache_dtype=nvfp4")
+    assert answer.status_code == 422
+    assert "sglang takes" in answer.json()["detail"]
+
+
 def test_a_start_may_have_any_value_of_a_known_flag(client: Client) -> None:
     """What an engine accepted is kept as it was, also where a prediction for it would be refused."""
     flags = {**start(1)["flags"], "kv_cache_dtype": "a_later_type", "tp_size": 70_000}

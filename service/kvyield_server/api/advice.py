@@ -52,6 +52,7 @@ async def post_predictions(request: Request[Any, Any, Any], data: JSONBody[Predi
 
     def work(uow: UnitOfWork) -> PredictionsOut:
         subject = subject_of(uow, services.fits, _selector(data.selector))
+        raise_faults(predictions_faults(data, subject.engine))
         return PredictionsOut(items=[prediction_out(item) for item in predict(subject, data.flags)])
 
     return await services.read(work)
@@ -142,6 +143,7 @@ async def post_settlement(
 def _advise(uow: UnitOfWork, services: Services, asked: QuestionIn) -> tuple[Subject, Advice]:
     raise_faults(recommendation_faults(asked))
     subject = subject_of(uow, services.fits, _selector(asked))
+    raise_faults(recommendation_faults(asked, engine=subject.engine))
     return subject, recommend(subject, question_of(asked), services.answers)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Prediction
-from kvyield_server.domain.facts.observation import Scalar
+from kvyield_server.domain.facts.observation import EngineName, Scalar
 from kvyield_server.schemas.common import EstimateOut, WarningOut, estimate_out, tokens_out, warnings_out
 from kvyield_server.schemas.flags import FlagsIn, asked_faults
 from kvyield_server.schemas.pairs import BasisOut, basis_out
@@ -61,9 +61,9 @@ class PredictionsOut(Struct, frozen=True, kw_only=True):
     items: list[PredictionOut]
 
 
-def predictions_faults(body: PredictionsIn) -> list[Fault]:
-    """Return what the types cannot say."""
-    engine = body.selector.engine
+def predictions_faults(body: PredictionsIn, engine: EngineName | None = None) -> list[Fault]:
+    """Return what the types cannot say; ``engine`` is the one that was found where the body names none."""
+    engine = body.selector.engine or engine
     of_flags = (asked_faults(flags, engine, f"/flags/{index}") for index, flags in enumerate(body.flags))
     return first_faults(chain(selector_faults(body.selector, "/selector"), chain.from_iterable(of_flags)))
 

@@ -293,10 +293,10 @@ class KeptRecommendation(Protocol):
     def settled_at(self) -> datetime | None: ...
 
 
-def recommendation_faults(body: QuestionIn, pointer: str = "") -> list[Fault]:
-    """Return what the types cannot say."""
+def recommendation_faults(body: QuestionIn, pointer: str = "", engine: EngineName | None = None) -> list[Fault]:
+    """Return what the types cannot say; ``engine`` is the one that was found where the body names none."""
     need = size_faults(body, pointer, ("prompt_need_gib",))
-    dtype = kv_dtype_fault(body.kv_cache_dtype, body.engine, f"{pointer}/kv_cache_dtype")
+    dtype = kv_dtype_fault(body.kv_cache_dtype, body.engine or engine, f"{pointer}/kv_cache_dtype")
     return first_faults(chain(selector_faults(body, pointer), need, flag_faults(_held(body), pointer), dtype))
 
 
