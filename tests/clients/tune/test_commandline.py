@@ -167,6 +167,15 @@ def test_an_abbreviation_that_versions_read_differently_is_refused() -> None:
     assert edit(argv, "sglang", {"context_length": 5}).argv == (*argv, "--context-length", "5")
 
 
+def test_an_object_that_versions_of_vllm_read_differently_is_refused() -> None:
+    """``-O {...}`` was the compilation config; a second one would replace it whole."""
+    for words in (["-O", '{"level": 3}'], ['-O={"level": 3}']):
+        with pytest.raises(TuneError, match="write --compilation-config instead"):
+            edit(["vllm", "serve", "m", *words], "vllm", {"max_cudagraph_capture_size": 64})
+        assert edit(["vllm", "serve", "m", *words], "vllm", {"max_num_seqs": 4}).argv[-1] == "4"
+    assert edit(["vllm", "serve", "m", "-O3"], "vllm", {"max_cudagraph_capture_size": 64}).argv[-1] == "64"
+
+
 @st.composite
 def commands(draw: st.DrawFn, engine: str) -> list[str]:
     """Any command line of an engine, in any spelling that its parser takes."""

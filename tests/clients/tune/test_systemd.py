@@ -44,8 +44,8 @@ def test_a_drop_in_changes_the_flags_and_its_removal_puts_them_back(manager: Any
     first = unit.pid()
     unit.apply({"gpu_memory_utilization": 0.85, "max_model_len": 200007})
     text = (manager.units / "llm.service.d" / DROP_IN).read_text()
-    assert text.splitlines() == [
-        MARK,
+    assert text.splitlines()[0] == MARK
+    assert text.splitlines()[2:] == [
         "[Service]",
         "ExecStart=",
         "ExecStart=-/usr/bin/env vllm serve ${M} --gpu-memory-utilization 0.85 $F --port 10 --max-model-len 200007",
@@ -94,6 +94,19 @@ def test_words_of_a_private_file_stay_private(manager: Any, unit: Unit, tmp_path
     assert unit.drop_in.stat().st_mode & 0o777 == 0o600
     assert "secret" not in unit.drop_in.read_text()
     assert "$KEYS" in unit.drop_in.read_text()
+
+
+def test_a_change_of_the_unit_that_the_drop_in_hides_is_told(manager: Any, unit: Unit) -> None:
+    """It would be lost without a word; removing the drop-in brings it to bear."""
+    before = unit.snapshot()
+    unit.apply({"max_model_len": 5})
+    unit.apply({"max_model_len": 6})
+    manager.write("llm.service", UNIT.replace("%i", "1").replace("0.9", "0.8"))
+    with pytest.raises(TuneError, match=r"ExecStart= of llm\.service was changed since .*--undo"):
+        unit.apply({"max_model_len": 7})
+    unit.restore(before)
+    unit.apply({"max_model_len": 7})
+    assert "0.8" in unit.drop_in.read_text()
 
 
 def test_what_was_there_before_is_put_back_byte_for_byte(manager: Any, unit: Unit) -> None:

@@ -334,6 +334,12 @@ class _Line:
         """
         assert option.within is not None
         outer, key = option.within
+        rest = self.words[self.begin : self.end]
+        for word, following in zip(rest, [*rest[1:], ""], strict=True):
+            if word.startswith("-O") and (word[2:].lstrip("=") or following).startswith("{"):
+                raise TuneError(
+                    f"{word} holds the compilation config in some versions of vLLM: write --compilation-config instead"
+                )
         holders = [one for one in self._occurrences() if one.option.name == outer]
         holds = key in object_of(self.flags().get(outer))
         if not holds and (option.spellings or value is None):

@@ -470,9 +470,10 @@ class Tune:
         self.desk.say(f"putting back {self.good_text()}")
         if not self._has_served:
             self.launcher.restore(good.snapshot)
-            self.launcher.stop()
+            has_ended = self.launcher.stop() or self.launcher.state() != "running"
             self._is_good = True
-            self.desk.say("the engine did not run before, and does not run now")
+            now = "does not run now" if has_ended else "is not ended: only its own command can do that"
+            self.desk.say(f"the engine did not run before, and {now}")
             return
         self.pause.is_shielded = not self.is_parent
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import re
 import shlex
@@ -39,6 +40,7 @@ _WAITS_FOR_READY = frozenset(("notify", "notify-reload", "dbus", "forking", "one
 _DEPENDANTS = ("RequiredBy", "RequisiteOf", "BoundBy", "ConsistsOf")
 _FILES = ("Id", "LoadState", "UnitFileState", "FragmentPath", "DropInPaths", "NeedDaemonReload")
 _NAMED = re.compile(r"\$\{?(\w+)")
+_NOTE = re.compile(r"^# It replaces this ExecStart= of the unit: sha256 ([0-9a-f]{16})$", re.MULTILINE)
 _FILE_OUTPUT = re.compile(r"(?:file|append|truncate):(.+)")
 
 
@@ -47,7 +49,8 @@ class _Service:
     """What the unit's files say.
 
     ``environment`` is what they set, ``unit_environment`` without the drop-in of kvyield. ``is_private``: a word of the
-    command comes from a file, or one of the files is not for all to read. ``last_file`` sets ``ExecStart=``.
+    command comes from a file, or one of the files is not for all to read. ``last_file`` sets ``ExecStart=``. ``base``
+    stands for the ``ExecStart=`` that the drop-in replaces, ``noted`` for the one that it was made of, if there is one.
     """
 
     command: unitfile.Command
@@ -56,6 +59,8 @@ class _Service:
     is_private: bool
     output: str | None
     last_file: str
+    base: str
+    noted: str | None
 
 
 @dataclass
@@ -131,7 +136,14 @@ class Unit:
         edited = self._edited(service, flags)
         if edited.argv == service.command.argv and edited.environment == service.environment:
             return
-        lines = [MARK, "[Service]", "ExecStart=", f"ExecStart={service.command.written(edited.argv, edited.origins)}"]
+        note = f"# It replaces this ExecStart= of the unit: sha256 {service.base}"
+        lines = [
+            MARK,
+            note,
+            "[Service]",
+            "ExecStart=",
+            f"ExecStart={service.command.written(edited.argv, edited.origins)}",
+        ]
         own = service.unit_environment
         for name in sorted({*edited.environment, *own}):
             value, before = edited.environment.get(name), own.get(name)
@@ -219,6 +231,11 @@ class Unit:
 
     def _edited(self, service: _Service, flags: Mapping[str, Scalar]) -> commandline.Edited:
         engine = self._engine_of(service)
+        if service.noted not in (None, service.base):
+            raise TuneError(
+                f"ExecStart= of {self.unit} was changed since {self.drop_in} was written, which hides the change: "
+                "remove that file (kvyield tune --undo), then run again"
+            )
         return commandline.edit(service.command.argv, engine, flags, service.environment)
 
     def _engine_of(self, service: _Service) -> str:
@@ -357,16 +374,17 @@ def _read(unit: str, texts: Mapping[str, str], own: str, *, is_user: bool) -> _S
     specifiers = _specifiers(unit, is_user=is_user)
     try:
         environment, from_files = _environment(found, specifiers)
-        unit_environment, _ = _environment(
-            _settings({path: text for path, text in texts.items() if path != own}), specifiers
-        )
+        of_others = _settings({path: text for path, text in texts.items() if path != own})
+        unit_environment, _ = _environment(of_others, specifiers)
         command = unitfile.command(value, environment, specifiers)
     except TuneError as error:
         raise TuneError(f"ExecStart= of {unit} ({last}) cannot be edited: {error}") from error
     expanded = {name for word in command.words for name in _NAMED.findall(word.text)}
     is_private = bool(expanded & from_files) or any(Path(path).stat().st_mode & 0o004 == 0 for path in texts)
     output = found["StandardOutput"][-1][0] if found["StandardOutput"] else None
-    return _Service(command, environment, unit_environment, is_private, output, last)
+    base = hashlib.sha256("\n".join(value for value, _ in of_others["ExecStart"]).encode()).hexdigest()[:16]
+    note = _NOTE.search(texts.get(own, ""))
+    return _Service(command, environment, unit_environment, is_private, output, last, base, note[1] if note else None)
 
 
 def _settings(texts: Mapping[str, str]) -> dict[str, list[tuple[str, str]]]:
