@@ -11,7 +11,8 @@ from litestar.testing import TestClient
 
 from _storages import fresh_storage
 from api.samples import NAMES, VERIFICATION, start
-from kvyield import _calls, _wire
+from kvyield import _calls, _wire, agents
+from kvyield_server.api import mcp
 from kvyield_server.app import create_app
 from kvyield_server.schemas import observations, predictions, recommendations, selectors
 from kvyield_server.settings import Settings
@@ -145,3 +146,8 @@ def test_a_service_of_the_last_release_takes_what_this_client_sends() -> None:
     assert set(body["verifications"][0]) <= RELEASED_VERIFICATION
     question = _calls.recommend(_wire.Question(target_tokens=1))
     assert question.params == {"target_tokens": "1"}
+
+
+def test_agents_are_told_the_same_by_both() -> None:
+    """``kvyield mcp`` introduces the tools as the service does."""
+    assert agents.INSTRUCTIONS == mcp.INSTRUCTIONS

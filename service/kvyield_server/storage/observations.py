@@ -219,13 +219,15 @@ class Observations:
         Rows that arrive meanwhile never shift a page.
         """
         chosen, by = _ALL if with_logs else _WITHOUT_LOG, sort.lstrip("-")
-        key = partial(observation_key, by=by)
-        if where.pair_id is None and (where.gpu is not None or where.model is not None):
-            pairs = self._pairs_named(where)
-            if len(pairs) <= MOST_PAIRS:
-                ids = self._first_of(pairs, where, after, size, sort)
-                return cut(self._load(_sorted(chosen.where(_it.id.in_(ids)), None, size, sort)), size, key)
-        return cut(self._load(_sorted(chosen.where(*conditions(where)), after, size, sort)), size, key)
+        key, wanted = partial(observation_key, by=by), conditions(where)
+        pairs = self._pairs_named(where) if where.pair_id is None and (where.gpu or where.model) else None
+        if pairs is not None and len(pairs) <= MOST_PAIRS:
+            ids: Sequence[UUID] = self._first_of(pairs, where, after, size, sort)
+        elif by == "received_at" and wanted:  # no index has both: sort times and ids, not whole rows
+            ids = self._connection.execute(_sorted(select(_it.id).where(*wanted), after, size, sort)).scalars().all()
+        else:
+            return cut(self._load(_sorted(chosen.where(*wanted), after, size, sort)), size, key)
+        return cut(self._load(_sorted(chosen.where(_it.id.in_(ids)), None, size, sort)), size, key)
 
     def _pairs_named(self, where: ObservationFilter) -> Sequence[UUID]:
         """Return up to one more than ``MOST_PAIRS`` of the pairs whose starts are wanted."""
