@@ -186,6 +186,27 @@ def test_a_compose_command_is_edited_where_it_stands(tmp_path: Path, command: st
     assert path.read_text() == COMPOSE % command
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("vllm serve ${M:-a b} --max-num-seqs ${N:?say n} # c", "vllm serve ${M:-a b} --max-num-seqs 4 # c"),
+        ("!override [vllm, serve, m, --max-num-seqs=8]", "!override [vllm, serve, m, --max-num-seqs=4]"),
+        (
+            "[\n  vllm, serve, m, # c\n  --max-num-seqs, 8,\n  ]",
+            '[\n  vllm, serve, m, # c\n  --max-num-seqs, "4",\n  ]',
+        ),
+        ("[vllm, serve, m, --max-num-seqs, 8]  # c", '[vllm, serve, m, --max-num-seqs, "4"]  # c'),
+        ("|\n      vllm serve m \\\n        --max-num-seqs 8", "|\n      vllm serve m \\\n        --max-num-seqs 4"),
+        ("\r\n    - vllm\r\n    - serve", '\r\n    - vllm\r\n    - serve\r\n    - --max-num-seqs\r\n    - "4"'),
+    ],
+)
+def test_what_people_write_in_compose_files_stays(before: str, after: str) -> None:
+    """Variables with blanks inside, tags, numbers, comments, continued lines, Windows' ends of lines."""
+    text = "services:\n  a:\n    command: {}\n    init: true\n"
+    new, _, _ = composefile.edited(text.format(before), {"max_num_seqs": 4})
+    assert new == text.format(after)
+
+
 @pytest.mark.parametrize("command", LISTS)
 def test_one_changed_value_changes_one_line(command: str) -> None:
     """The smallest edit there is."""
@@ -354,6 +375,15 @@ def test_the_engines_process_is_found_by_its_port(tmp_path: Path) -> None:
         time.sleep(0.01)
     assert launcher.state() == "failed"
     assert Written(tmp_path / "flags", "args", "true", "vllm", launcher.url).state() == "stopped"
+
+
+@pytest.mark.parametrize("text", ["vllm serve m | tee log", "vllm serve m &", "vllm serve m >log 2>&1", "a `b`"])
+def test_a_script_is_no_file_of_flags(tmp_path: Path, text: str) -> None:
+    """Flags appended to it would go to another program."""
+    (tmp_path / "flags").write_text(text)
+    with pytest.raises(TuneError, match="a shell's"):
+        written(tmp_path / "flags").apply({"max_num_seqs": 4})
+    assert (tmp_path / "flags").read_text() == text
 
 
 def test_flags_are_written_below_comments_of_an_empty_file(tmp_path: Path) -> None:

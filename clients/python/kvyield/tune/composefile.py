@@ -23,6 +23,21 @@ IMAGES = {"vllm/vllm-openai": ("vllm", "serve")}
 """Images whose entry point is the engine's program, so that a command holds its arguments alone."""
 
 
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """YAML's safe loader, with compose's own tags (``!override``, ``!reset``) read as what they mark."""
+
+
+def _marked(loader: yaml.SafeLoader, _suffix: str, node: Any) -> Any:
+    if isinstance(node, yaml.MappingNode):
+        return loader.construct_mapping(node, deep=True)
+    if isinstance(node, yaml.SequenceNode):
+        return loader.construct_sequence(node, deep=True)
+    return loader.construct_scalar(node)
+
+
+_Loader.add_multi_constructor("!", _marked)
+
+
 @dataclass(frozen=True)
 class _Part:
     """``entrypoint`` or ``command``: the node, its words, and the index of its first word in the whole command."""
@@ -58,7 +73,7 @@ def edited(text: str, flags: Mapping[str, Scalar], hint: str = "") -> tuple[str,
     change = commandline.edit(found.argv, found.engine, flags, read=lambda _path: None)
     if change.argv == found.argv:
         return text, change.argv, change.notes
-    document, new = yaml.safe_load(text), text
+    document, new = _loaded(text), text
     for part, (argv, origins) in reversed([*zip(found.parts, _shares(found, change), strict=True)]):
         new = _rewritten(new, part, argv, origins)
         document["services"][found.name][part.key] = _like(part, argv)
@@ -135,7 +150,8 @@ def _new_items(text: str, begin: int, words: Sequence[str], *, is_flow: bool) ->
     if is_flow:
         return "".join(f", {word}" for word in words)
     line = text.rfind("\n", 0, begin) + 1
-    return "".join(f"\n{text[line:begin]}{word}" for word in words)
+    ending = "\r\n" if "\r\n" in text else "\n"
+    return "".join(f"{ending}{text[line:begin]}{word}" for word in words)
 
 
 def _without_item(text: str, begin: int, end: int, *, is_flow: bool) -> str:
@@ -163,6 +179,8 @@ def _item(word: str) -> str:
 def _rewritten_whole(text: str, found: _Found, document: Any) -> str:
     """The parts written anew as lists on one line, where editing the words would not give the wanted document."""
     for part in reversed(found.parts):
+        if part.node.tag.startswith("!"):
+            raise TuneError(f"the {part.key} of service {found.name} cannot be edited where it stands")
         value = document["services"][found.name][part.key]
         value = [word.replace("$", "$$") for word in value.argv] if isinstance(value, _Words) else value
         begin, end = part.node.start_mark.index, part.node.end_mark.index
@@ -175,7 +193,7 @@ def _rewritten_whole(text: str, found: _Found, document: Any) -> str:
 
 def _loaded(text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)  # noqa: S506  # a safe loader
     except yaml.YAMLError:
         return None
 
@@ -209,8 +227,8 @@ def _split(text: str) -> tuple[str, ...]:
 
 def _service(text: str, hint: str) -> _Found:
     try:
-        root = yaml.compose(text, yaml.SafeLoader)
-        document = yaml.safe_load(text)
+        root = yaml.compose(text, _Loader)
+        document = yaml.load(text, _Loader)  # noqa: S506  # a safe loader
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise TuneError(f"it is no YAML: {' '.join(str(error).split())[:200]}") from error
     services = document.get("services") if isinstance(document, dict) else None
@@ -270,6 +288,8 @@ def _of_service(name: str, node: Any, content: Any) -> _Found | None:
     for part in parts:
         if part.node is None or not node.start_mark.index <= part.node.start_mark.index < node.end_mark.index:
             raise TuneError(f"its {part.key} comes from an anchor that others may share: write it into the service")
+        if part.node.tag.startswith("!") and not isinstance(part.node, yaml.SequenceNode):
+            raise TuneError(f"its {part.key} is marked {part.node.tag}: write it as a list")
     if not parts:
         raise TuneError("it has no command")
     return _Found(name, engine, before, tuple(parts))

@@ -20,7 +20,9 @@ class Span:
 
 
 def shell_words(text: str, begin: int = 0, end: int | None = None) -> list[Span]:
-    """The words of a part of a text as a POSIX shell splits them; comments are none, variables stay as written.
+    """The words of a part of a text as a POSIX shell splits them; comments are none.
+
+    What a shell or docker compose would replace (``$X``, ``${X:-a b}``, ``$(x y)``) stays as written, in one word.
 
     Raises:
         TuneError: a quote does not end.
@@ -55,6 +57,11 @@ def _shell_word(text: str, at: int, stop: int) -> tuple[str, int]:
             word += following if not quote or following in '"\\$`' else sign + following
             at += 2
             continue
+        if sign == "$" and quote != "'" and following in ("{", "("):
+            after = _replaced_end(text, at + 1, stop)
+            word += text[at:after]
+            at = after
+            continue
         if sign == quote:
             quote = ""
         elif not quote and sign in "\"'":
@@ -65,6 +72,17 @@ def _shell_word(text: str, at: int, stop: int) -> tuple[str, int]:
     if quote:
         raise TuneError(f"a quote {quote} does not end: {text[max(0, stop - 60) : stop]!r}")
     return word, at
+
+
+def _replaced_end(text: str, at: int, stop: int) -> int:
+    """Where a ``${...}`` or ``$(...)`` ends whose bracket is at ``at``; after the bracket when it does not end."""
+    opening, closing = text[at], {"{": "}", "(": ")"}[text[at]]
+    depth = 0
+    for index in range(at, stop):
+        depth += (text[index] == opening) - (text[index] == closing)
+        if not depth:
+            return index + 1
+    return at + 1
 
 
 @dataclass(frozen=True)

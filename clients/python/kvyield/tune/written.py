@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import shlex
 import socket
 import subprocess
@@ -35,6 +36,8 @@ VARIABLE = "KVYIELD_FLAGS"
 """What the drop-in of ``kvyield recommend --format systemd`` sets, and an ``ExecStart=`` of the user's own reads."""
 COMMAND_SECONDS = 600.0
 LARGEST_BYTES = 1 << 20
+_OPERATOR = re.compile(r"[^\s'\"\\$`]*[|&;<>]|`")
+"""Unquoted, at the beginning of a word or after plain characters."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +231,9 @@ class Written:
 
     def _args(self, text: str, flags: Mapping[str, Scalar]) -> _Change:
         spans = shell_words(text)
+        for one in spans:
+            if _OPERATOR.match(text[one.begin : one.end]):
+                raise TuneError(f"it holds a shell's {text[one.begin : one.end]!r}: kvyield edits flags or one command")
         argv = tuple(one.text for one in spans)
         edited = commandline.edit(argv, self._engine(argv), flags)
         new = spliced(text, spans, edited.argv, edited.origins, shlex.quote)
