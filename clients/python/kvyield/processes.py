@@ -40,6 +40,22 @@ def engine_on(port: int, proc: Path = PROC) -> Listener | None:
     return min(listeners, key=lambda one: one.started_at, default=None)
 
 
+def family(pid: int, proc: Path = PROC) -> frozenset[int]:
+    """A process with all that descend from it, as far as their parents live."""
+    parents = {one: _parent(proc, one) for one in _pids(proc)}
+    found, size = {pid}, 0
+    while len(found) > size:
+        size = len(found)
+        found |= {one for one, parent in parents.items() if parent in found}
+    return frozenset(found)
+
+
+def _parent(proc: Path, pid: int) -> int | None:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
 def _pids(proc: Path) -> list[int]:
     with contextlib.suppress(OSError):
         return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())

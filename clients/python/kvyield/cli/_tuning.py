@@ -122,9 +122,20 @@ class Site:
 
     def free_memory(self) -> Sequence[float] | None:
         """Free GiB of each of the engine's GPUs now; None where this host cannot tell."""
+        return [card.free_gib for card in self._own_cards()] or None
+
+    def free_without(self, pid: int) -> float | None:
+        """See `kvyield.tune.starting.Site`."""
+        from kvyield.processes import family
+
+        found, own = self._own_cards(), family(pid)
+        held = [sum(one.used_gib or 0.0 for one in card.neighbours if one.pid in own) for card in found]
+        return min(card.free_gib + gib for card, gib in zip(found, held, strict=True)) if any(held) else None
+
+    def _own_cards(self) -> Sequence[Card]:
+        """The engine's GPUs; all of them where nothing tells which they are."""
         cards = self._cards()
-        known = [card.free_gib for card in cards if (card.index, card.uuid) in self._gpus]
-        return known or [card.free_gib for card in cards] or None
+        return [card for card in cards if (card.index, card.uuid) in self._gpus] or cards
 
     def _cards(self) -> Sequence[Card]:
         from kvyield.gpu import GpuError, cards

@@ -160,7 +160,8 @@ class _Run:
             _adopt(launcher, journal, self.given, is_dry=self.given["dry_run"])
             _hear(loop.pause, launcher)
             result = loop.undo() if self.given["undo"] else loop.run()
-            say(f"kvyield: {result.end.replace('_', ' ')}: {result.reason}")
+            is_undone = self.given["undo"] and result.end == "verified"
+            say(f"kvyield: {'' if is_undone else result.end.replace('_', ' ') + ': '}{result.reason}")
             return self._conclude(loop, result)
 
     def _loop(self, launcher: Launcher, journal: Journal) -> Tune:

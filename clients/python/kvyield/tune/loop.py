@@ -95,12 +95,13 @@ class Tune:
                 self.journal.forget()
                 return Result("verified", "there is nothing to undo: the engine has the flags that it had before")
             self._restore()
+            told = self.good_text()
             self.journal.forget()
         except StoppedError:
             return self._stopped()
         except (_NotRestoredError, TuneError) as error:
             return Result("not_restored", str(error))
-        return Result("verified", f"back at {self.good_text()}")
+        return Result("verified", f"what was there before is back: {told}")
 
     def _run(self) -> Result:
         self._recover()
@@ -156,7 +157,10 @@ class Tune:
         if start is None:
             raise KvyieldError("the engine did not come up with its own flags, and nothing can be learned from its log")
         self.launcher.learn(start.draft["engine"]["name"])
-        self._post(start)
+        if self.goal.is_dry:
+            self._row = Row(start)
+        else:
+            self._post(start)
         self._note_before(dict(start.draft["flags"]))
         self._has_served = start.draft["outcome"] == "ready"
         if self.journal.record.intent is not None and start.draft["outcome"] == "ready":
@@ -346,7 +350,8 @@ class Tune:
         if advice.status == "infeasible":
             return Result("infeasible" if self.restarts == 0 else "not_verified", told)
         if advice.status not in ("ok", "at_risk"):
-            return Result("not_verified", told)
+            hint = "; a dry run posts no start: `kvyield observe` does" if self.goal.is_dry else ""
+            return Result("not_verified", told + hint)
         then = {**self._flags(row.start), **{one.flag: cast("Scalar", one.to_value) for one in advice.changes}}
         if any(accounts.same_flags(then, failed) for failed in self._failed):
             return Result("not_verified", f"the advice is again what was tried and failed: {plan.flags_text(then)}")
@@ -514,8 +519,11 @@ class Tune:
         if start is None:
             return self.site.look(None).words or "the engine did not come up"
         self._post_quietly(accounts.no_evidence(start) if self.memory.is_held and accounts.is_dead(start) else start)
-        failure = start.draft["failure"] or {}
-        return (failure.get("message") or start.draft["outcome"]) if accounts.is_dead(start) else None
+        if accounts.is_dead(start):
+            failure = start.draft["failure"] or {}
+            return failure.get("message") or str(start.draft["outcome"])
+        good.flags = good.flags or self._flags(start)
+        return None
 
     def _given_up(self, reason: str) -> Result:
         """After an error: the last good flags serve before it is told."""
@@ -594,7 +602,7 @@ class Tune:
         good = self.journal.record.good
         if good is None:
             return "no flags"
-        return plan.flags_text(good.flags) if good.flags else "; ".join(self.launcher.restore_commands(good.snapshot))
+        return plan.flags_text(good.flags) if good.flags else "what was there before"
 
     def _has_failed(self, start: Assembled) -> bool:
         return any(accounts.same_flags(self._flags(start), failed) for failed in self._failed)

@@ -59,6 +59,10 @@ class Site(Protocol):
         """The start since the mark that is ready, with what endpoints and GPUs add; of a silent log theirs alone."""
         ...
 
+    def free_without(self, pid: int) -> float | None:
+        """GiB that would be free of the fullest GPU if a process and its family held nothing; None if nothing tells."""
+        ...
+
     def is_healthy(self) -> bool:
         """Whether the engine answers."""
         ...
@@ -92,6 +96,8 @@ class Starter:
         Returns None when neither log nor endpoints tell of a start.
         """
         self.memory.is_held = False
+        if (pid := self.launcher.pid()) is not None:
+            self.memory.note_free(self.site.free_without(pid))
         if self.launcher.stop():
             self.memory.wait()
         self.pause.check()
