@@ -29,6 +29,19 @@ def same_flags(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> bool:
     return not plan.ignored(one, other) and not plan.ignored(other, one)
 
 
+def holds(start: Assembled, tokens: int, concurrent: int) -> bool:
+    """Whether pool and context length admit the prompts, as far as the start tells."""
+    draft = start.draft
+    pool, longest = draft["measurements"]["pool_tokens"], draft["measurements"]["longest_prompt_tokens"]
+    context = next((draft["flags"][name] for name in CONTEXT_FLAGS if draft["flags"].get(name)), None)
+    return (
+        pool is not None
+        and pool >= tokens * concurrent
+        and (not isinstance(context, int) or context > tokens)
+        and (longest is None or longest >= tokens)
+    )
+
+
 def is_dead(start: Assembled) -> bool:
     """Whether a start did not come up."""
     return bool(start.draft["outcome"] != "ready")

@@ -226,7 +226,11 @@ class Tune:
         """Verifies what runs where it holds the target; None when it does not, or when it failed."""
         row = self._row
         assert row is not None
-        if row.start.draft["outcome"] != "ready" or not self._holds(row.start) or self._has_failed(row.start):
+        if (
+            row.start.draft["outcome"] != "ready"
+            or not accounts.holds(row.start, self.goal.tokens, self.goal.concurrent)
+            or self._has_failed(row.start)
+        ):
             return None
         if self.ledger.is_verified(row, self.goal.tokens, self.goal.concurrent):
             self._passed(row)
@@ -292,19 +296,6 @@ class Tune:
         )
         self._is_good = self._has_served = True
         self.journal.settle()
-
-    def _holds(self, start: Assembled) -> bool:
-        """Whether pool and context length admit the prompts, as far as the start tells."""
-        draft, needed = start.draft, self.goal.tokens * self.goal.concurrent
-        pool = draft["measurements"]["pool_tokens"]
-        context = next((draft["flags"][name] for name in accounts.CONTEXT_FLAGS if draft["flags"].get(name)), None)
-        longest = draft["measurements"]["longest_prompt_tokens"]
-        return (
-            pool is not None
-            and pool >= needed
-            and (not isinstance(context, int) or context > self.goal.tokens)
-            and (longest is None or longest >= self.goal.tokens)
-        )
 
     # Ask
 
