@@ -504,16 +504,17 @@ def test_nothing_but_the_protocol_reaches_standard_output(tmp_path: Path) -> Non
 
 
 def test_the_extra_is_named_when_it_is_absent(tmp_path: Path) -> None:
-    """Without the package the command says what to install, and the service answers 501 with the same."""
+    """Without its package a command says what to install, and prints nothing else."""
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
+        "absent = ('mcp_types', 'pyarrow')\n"
         "class Absent:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] in ('mcp', 'pyarrow'):\n"
+        "        if name.partition('.')[0] in absent:\n"
         "            raise ModuleNotFoundError(name)\n"
         "import importlib.util\n"
         "found = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name, *more: None if name in ('mcp', 'pyarrow') else found(name, *more)\n"
+        "importlib.util.find_spec = lambda name, *more: None if name in absent else found(name, *more)\n"
         "sys.meta_path.insert(0, Absent())\n"
     )
     path = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -76,7 +76,7 @@ async def post_message(request: Request[Any, Any, Any]) -> ASGIApp:
 
     What only a lenient reader would take is refused: keys given twice, NaN, numbers beyond all floats.
     """
-    MissingExtraError.unless("mcp", "mcp", "This route")
+    MissingExtraError.unless("mcp_types", "mcp", "This route")  # which no mcp before 2 brings
     require_json(request)
     body = await request.body()
     if len(body) > LARGE_BODY_BYTES:

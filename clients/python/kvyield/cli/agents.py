@@ -19,8 +19,8 @@ def mcp(**given: Any) -> None:
     They are those of the service's /mcp: a service that KVYIELD_URL names, or with --local the ledger of this host.
     Ends when standard input ends. Needs kvyield[mcp].
     """
-    if find_spec("mcp") is None:
-        raise ConfigError("the tools for agents need the package mcp: pip install 'kvyield[mcp]'")
+    if find_spec("mcp_types") is None:  # which no mcp before 2 brings, such as an engine's own
+        raise ConfigError("the tools for agents need the package mcp, 2.3 or newer: pip install 'kvyield[mcp]'")
     from kvyield.agents import serve
 
     with client_of(settings_of(given)) as client:
