@@ -31,6 +31,8 @@ AVAILABLE = re.compile(rf"Available KV cache memory: {_N} GiB")
 SIZE = re.compile(r"\b[A-Z]{2,6}(?: \+ host)? KV cache size: (\d{1,3}(?:,\d{3}){0,6}|\d{1,18}) tokens")
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,24}) tokens per request: (\d+\.\d+)x")
 GRAPHS = re.compile(rf"Graph capturing finished in \d+ secs?, took {_GIB}")
+COMPILED = re.compile(r"Compiling a graph for (?:dynamic shape|shape|compile range|general shape)")
+COMPILE_CACHE_HIT = re.compile(r"Directly load (?:the compiled graph\(s\) for|AOT compilation from path) ")
 GRAPH_POOL = re.compile(rf"CUDA graph pool memory: {_GIB} \(actual\)")
 GRAPH_ESTIMATE = re.compile(rf"Estimated CUDA graph memory: {_GIB} total")
 EQUIVALENT = re.compile(
@@ -95,6 +97,7 @@ MINE = any_of(
     r"Graph capturing finished|CUDA graph memory profiling|Estimated CUDA graph memory|CUDA graph pool memory",
     r"kv_cache_memory_bytes|num_gpu_blocks_override",
     r"init engine \(profile|EngineCore|WorkerProc|when warming up sampler",
+    r"Compiling a graph for |Directly load (?:the compiled graph|AOT compilation)",
     r"To serve at least one request with the model|No available memory for the cache blocks",
     r"No available shared memory broadcast block|Setting attention block size to \d|padding layers, may waste",
     r"Using max model len|max_model_len|Chunked prefill is enabled with max_num",

@@ -72,7 +72,16 @@ class DeploymentFit:
 
     @property
     def flags(self) -> Flags:
-        return self.pool.line.setting.flags
+        """Those of what runs, but for a cold compile cache: the next start may find what that one compiled.
+
+        So it is asked about as another state, with that state's doubt. Starts that were cold time and again keep no
+        cache. Measured on an H200 (vLLM 0.26.0): 0.51 GiB of pool between cold and warm.
+        """
+        flags = self.pool.line.setting.flags
+        is_repeated = len(self.starts) > 1 and not self.relatives
+        if flags.get("compile_cache") == "cold" and not is_repeated:
+            return {**flags, "compile_cache": "warm"}
+        return flags
 
     @property
     def page_tokens(self) -> int:
