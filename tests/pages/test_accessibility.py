@@ -43,7 +43,7 @@ BROKEN_WORDS = """() => {
   const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
   while (walker.nextNode()) {
     const node = walker.currentNode, parent = node.parentElement;
-    if (!parent.checkVisibility() || parent.closest("pre, script, .vh, .any, option")) continue;
+    if (!parent.checkVisibility() || parent.closest("pre, script, .vh, option")) continue;
     if (parent.closest("thead")?.clientWidth < 2) continue;
     for (const word of node.textContent.matchAll(/\\p{L}{3,18}/gu)) {
       range.setStart(node, word.index);
