@@ -74,7 +74,7 @@ def _environment() -> Environment:
 
 @cache
 def static_address(name: str) -> str:
-    """Return the address of a static file; it changes with the file, so that it can be kept for ever."""
+    """Return the address of a static file; it changes with the file, so that browsers may cache it without end."""
     digest = sha256((STATIC_FOLDER / name).read_bytes()).hexdigest()[:12]
     return f"{STATIC_PATH}/{name}?v={digest}"
 

@@ -78,7 +78,7 @@ def duration(seconds: float | None) -> str:
 
 
 def moment(at: datetime | None) -> str:
-    """Return a time in UTC, as it stands on the page until the reader's zone is known; with seconds, which tell two
+    """Return a time in UTC, as the page has it until the reader's zone is known; with seconds, which tell two
     starts of one minute apart."""
     return UNKNOWN if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
@@ -104,7 +104,7 @@ def flag_value(value: Scalar) -> str:
 
 
 def flag_option(name: str) -> str:
-    """Return a flag's name as it stands on a command line."""
+    """Return a flag's name as an option of a command line."""
     return f"--{name.replace('_', '-')}"
 
 
