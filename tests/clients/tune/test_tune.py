@@ -157,6 +157,8 @@ def test_a_signal_in_mid_restart_leaves_nothing_running(host: Host, number: sign
     assert running.end(number) == 1
     assert "the last good flags: mem_fraction_static=0.85" in running.err.splitlines()[-1]
     assert host.engines() == []
+    [journal] = host.state.glob("*.json")
+    assert json.loads(journal.read_bytes())["intent"] is None
 
 
 @pytest.mark.parametrize("ignored", [1, 9])

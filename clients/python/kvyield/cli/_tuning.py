@@ -102,7 +102,8 @@ class Site:
         """See `kvyield.tune.starting.Site`."""
         try:
             status, _ = self._get("/health")
-            return (self._get("/v1/models")[0] if status in (404, 405) else status) < 400
+            told = self._get("/v1/models")[0] if status in (404, 405) else status
+            return told < 400 or told in (401, 403)  # it answers; that a key is missing the prompt will tell
         except KvyieldError:
             return False
 

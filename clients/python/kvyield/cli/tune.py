@@ -207,8 +207,9 @@ class _Run:
         launcher = loop.launcher
         if not isinstance(launcher, Child):
             return CODES[result.end]
-        if launcher.state() == "running" and result.end != "not_restored":
-            say("kvyield: the engine serves; it is watched until it ends")
+        if launcher.state() == "running":
+            serves = "runs, and is not ready" if result.end == "not_restored" else "serves"
+            say(f"kvyield: the engine {serves}; it is watched until it ends")
             _watched(loop, launcher, self.settings)
         launcher.rest()
         if loop.pause.number is not None:

@@ -535,13 +535,14 @@ class Tune:
         """A signal: a child ends with this command; any other engine gets its last good flags back first."""
         if self.is_parent:
             self.launcher.stop()
+            with suppress(TuneError):  # nothing runs: the next run begins with the last good flags
+                self.journal.settle()
             return Result("ended", "stopped by a signal")
         self.desk.say("stopped by a signal")
         try:
             if not self._is_good:
-                self._restore()
-        except StoppedError:
-            pass
+                with suppress(StoppedError):
+                    self._restore()
         except _NotRestoredError as error:
             return Result("not_restored", str(error))
         return Result("not_verified", "stopped by a signal")
