@@ -55,14 +55,12 @@ class Ways:
     """How a start goes, beside what the memory model says."""
 
     start_seconds: float = 0.0  # really waited before it is ready
-    die_after_seconds: float | None = None  # the process exits on its own
     dies_at_once: bool = False  # before any line
     ignores_term: int = 0  # so many SIGTERMs are ignored
     ignores_fraction: float | None = None  # this is run with, whatever was given
     is_silent: bool = False  # nothing is logged
     oom_above_fraction: float | None = None  # runs out of memory at start above it
     exit_status: int = 0  # on SIGTERM
-    metrics: bool = True  # with counts of requests
 
 
 def main(engine: Engine) -> None:
@@ -139,8 +137,6 @@ def _serve(config: Config, ways: Ways, port: int) -> None:
     too_small = config.engine == "vllm" and allocated.pool_tokens < config.context_length
     if too_small or not allocated.pool_tokens or allocated.at_ready_gib < 0:
         os._exit(1)
-    if ways.die_after_seconds is not None:
-        threading.Timer(ways.die_after_seconds, os._exit, (9,)).start()
     Handler.state = State(config, allocated, Memory(config, allocated.at_ready_gib, file), log)
     server.server_activate()
     server.serve_forever()

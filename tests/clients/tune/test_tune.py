@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import threading
 import urllib.request
@@ -172,9 +173,11 @@ def test_an_engine_that_does_not_end_when_asked_is_ended(host: Host, ignored: in
 
 def test_an_engine_that_ends_by_itself_gives_its_status(host: Host) -> None:
     """As a container's entrypoint would; its end is posted."""
-    host.standin = {"die_after_seconds": 6.0}
+    host.standin = {"exit_status": 7}
     running = serving(host.tune("--target-tokens", "30k"))
-    assert running.code() == 9
+    [pid] = host.engines()
+    os.kill(pid, signal.SIGTERM)
+    assert running.code() == 7
     assert host.engines() == []
 
 
