@@ -26,7 +26,7 @@ def images() -> list[str]:
     """Return all images that are named in docker/ and docs/."""
     composed = yaml.safe_load((DOCKER / "compose.yml").read_text())["services"].values()
     built = [line.split()[1] for line in (DOCKER / "Dockerfile").read_text().splitlines() if line.startswith("FROM ")]
-    deployed = yaml.safe_load_all((ROOT / "docs" / "kubernetes.yaml").read_text())
+    deployed = yaml.safe_load_all((DOCKER / "kubernetes" / "service.yaml").read_text())
     pods = [it["spec"]["template"]["spec"] for it in deployed if it["kind"] == "Deployment"]
     return [it["image"] for it in composed] + built + [it["image"] for pod in pods for it in pod["containers"]]
 

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx
 
@@ -42,8 +44,8 @@ _VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTPS_PROXY", "HTTP_PROXY", "ALL
 class _Base:
     """Address, limits and the building of requests, shared by both clients."""
 
-    def __init__(self, url: str | None, token: str | None, limits: Limits | None) -> None:
-        settings = load_settings(url=url, token=token)
+    def __init__(self, url: str | None, token: str | None, limits: Limits | None, ca_file: Path | None) -> None:
+        settings = load_settings(url=url, token=token, ca_file=str(ca_file) if ca_file else None)
         self.origin = Origin.parse(settings.url)
         self.limits = limits or Limits()
         self._settings = settings
@@ -55,7 +57,7 @@ class _Base:
             "headers": _headers(self._settings),
             "follow_redirects": False,
             "trust_env": not self.origin.is_loopback,
-            "verify": _verify(self.origin),
+            "verify": _verify(self.origin, self._settings.ca_file),
         }
 
     def request(self, call: Call[Any], seconds: float) -> dict[str, Any]:
@@ -75,19 +77,42 @@ class _Base:
 
     def translated(self, error: Exception) -> ServiceError | ConfigError:
         if isinstance(error, httpx.TimeoutException):
-            return DeadlineError(f"{self.origin.url} did not answer in time ({type(error).__name__})")
+            return DeadlineError(
+                f"{self.origin.url} did not answer in time ({type(error).__name__})" + _advice(self.origin)
+            )
         if isinstance(error, httpx.InvalidURL | httpx.UnsupportedProtocol | UnicodeError):
             return ConfigError(f"{self.origin.url}: {error}")
-        return ServiceUnreachableError(f"{self.origin.url}: {str(error) or type(error).__name__}")
+        told = f"{self.origin.url}: {str(error) or type(error).__name__}"
+        return ServiceUnreachableError(told + _advice(self.origin, str(error)))
 
     def late(self) -> DeadlineError:
         return DeadlineError(f"{self.origin.url} did not give a whole answer within the time allowed")
 
 
-def _verify(origin: Origin) -> bool | ssl.SSLContext:
+def _verify(origin: Origin, ca_file: Path | None = None) -> bool | ssl.SSLContext:
     if origin.url.startswith("http://") and origin.is_loopback:
         return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # trusts no one, and spares loading the CA bundle
-    return True
+    if ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"the CA file {ca_file} cannot be used: {error}; it must hold PEM certificates") from None
+
+
+def _advice(origin: Origin, error: str = "") -> str:
+    """What of this environment may be why no connection was made: the proxy that was asked, or the certificates."""
+    told = []
+    scheme = origin.url.partition("://")[0]
+    proxies = {} if origin.is_loopback else getproxies()
+    name = next((name for name in (scheme, "all") if name in proxies), None)
+    if name and not proxy_bypass(urlsplit(origin.url).hostname or ""):
+        told.append(
+            f"asked through the proxy {redacted(proxies[name])} of {name.upper()}_PROXY; NO_PROXY makes exceptions"
+        )
+    if "CERTIFICATE_VERIFY_FAILED" in error:
+        told.append("--ca-file, KVYIELD_CA_FILE or SSL_CERT_FILE names the certificates to check against")
+    return f" ({'; '.join(told)})" if told else ""
 
 
 @contextlib.contextmanager
@@ -147,8 +172,9 @@ class _Body:
 class Client(Api):
     """The service's API, synchronous. Safe to share between threads; use as a context manager or `close` it.
 
-    ``url`` and ``token`` default to ``KVYIELD_URL`` and ``KVYIELD_TOKEN``, then the configuration file. Every method
-    raises `ServiceError`s only: see the tree in `kvyield._errors`.
+    ``url``, ``token`` and ``ca_file`` (PEM certificates that the service's is checked against) default to
+    ``KVYIELD_URL``, ``KVYIELD_TOKEN`` and ``KVYIELD_CA_FILE``, then the configuration file. Every method raises
+    `ServiceError`s only: see the tree in `kvyield._errors`.
     """
 
     def __init__(
@@ -158,8 +184,9 @@ class Client(Api):
         *,
         limits: Limits | None = None,
         transport: httpx.BaseTransport | None = None,
+        ca_file: Path | None = None,
     ) -> None:
-        self._base = _Base(url, token, limits)
+        self._base = _Base(url, token, limits, ca_file)
         self._transport = transport
         self._lock = threading.Lock()
         self._http = self._connect()
@@ -270,8 +297,9 @@ class AsyncClient(AsyncApi):
         *,
         limits: Limits | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        ca_file: Path | None = None,
     ) -> None:
-        self._base = _Base(url, token, limits)
+        self._base = _Base(url, token, limits, ca_file)
         with _environment():
             self._http = httpx.AsyncClient(transport=transport, **self._base.options())
 

@@ -6,6 +6,7 @@
     token = "..."            # or token_file = "/etc/kvyield/token"
     spool = "/var/lib/kvyield"
     timeout_seconds = 30     # instead of 10 s for each answer of the service
+    ca_file = "/etc/ssl/our-ca.pem"   # certificates that the service's is checked against, instead of the usual ones
 
     [facts]                  # what no log on this host says
     gpu = "NVIDIA H200"
@@ -54,12 +55,13 @@ class _File(msgspec.Struct, forbid_unknown_fields=True):
     token_file: str | None = None
     spool: str | None = None
     timeout_seconds: _Positive | None = None
+    ca_file: str | None = None
     facts: _Facts = msgspec.field(default_factory=_Facts)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the client works with. ``sources`` tells where url, token and spool came from, for ``doctor``.
+    """What the client works with. ``sources`` tells where url, token, spool and CA file came from, for ``doctor``.
 
     ``token_fault`` says why a token file could not be read: it is raised when the service is asked, not before what was
     observed is on disk. ``timeout_seconds`` replaces the bounds of the service's answers. ``ledger`` is the embedded
@@ -74,6 +76,7 @@ class Settings:
     timeout_seconds: float | None = None
     token_fault: str | None = None
     ledger: Path | None = None
+    ca_file: Path | None = None
 
     def __repr__(self) -> str:
         return f"Settings(url={self.url!r}, token={'set' if self.token else None}, spool={str(self.spool)!r})"
@@ -92,6 +95,7 @@ def load_settings(
     url: str | None = None,
     token: str | None = None,
     timeout_seconds: float | None = None,
+    ca_file: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Settings:
     """Settings from flags, environment, file and defaults, in this order. Raises `ConfigError` on a wrong file."""
@@ -105,6 +109,9 @@ def load_settings(
         "url": _first(("option", url), ("KVYIELD_URL", environment.get("KVYIELD_URL")), (path, stored.url)),
         "token": given,
         "spool": _first(("KVYIELD_SPOOL", environment.get("KVYIELD_SPOOL")), (path, stored.spool)),
+        "ca_file": _first(
+            ("--ca-file", ca_file), ("KVYIELD_CA_FILE", environment.get("KVYIELD_CA_FILE")), (path, stored.ca_file)
+        ),
     }
     is_local = found["url"][1] == LOCAL
     ledger = _data(environment) / "kvyield" if is_local else None
@@ -118,6 +125,7 @@ def load_settings(
         sources={name: source for name, (source, _) in found.items()},
         timeout_seconds=timeout_seconds or stored.timeout_seconds,
         token_fault=None if is_local else fault,
+        ca_file=Path(found["ca_file"][1]).expanduser() if found["ca_file"][1] else None,
     )
 
 

@@ -52,7 +52,7 @@ def check_service(settings: Settings) -> Iterator[Check]:
     seconds = settings.timeout_seconds or DEADLINE_SECONDS
     limits = Limits(total_seconds=seconds, read_seconds=seconds, retries=0, until=time.monotonic() + seconds)
     try:
-        with Client(settings.url, settings.token, limits=limits) as client:
+        with Client(settings.url, settings.token, limits=limits, ca_file=settings.ca_file) as client:
             answers = _tried("service", settings.url, client.health, _service_advice(settings.url))
             yield answers
             if answers.verdict == "fail":

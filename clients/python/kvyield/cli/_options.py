@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 ANSWER_SECONDS = 10.0
-SERVICE_OPTIONS = ("url", "token", "is_local", "service_timeout")
+SERVICE_OPTIONS = ("url", "token", "ca_file", "is_local", "service_timeout")
 ENGINES = ("sglang", "vllm", "tensorrt-llm", "lmdeploy")
 _COUNT = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,9})?)([km]?)")
 _OFFSET = re.compile(r"([+-])([01]?\d|2[0-3]):?([0-5]\d)?")
@@ -64,7 +64,7 @@ def time_zone(text: str) -> tzinfo:
 
 
 def service_options(function: Function) -> Function:
-    """``--url``, ``--token``, ``--local`` and ``--timeout``."""
+    """``--url``, ``--token``, ``--ca-file``, ``--local`` and ``--timeout``."""
     return _all([*_service(), _timeout("--timeout", "--service-timeout")], function)
 
 
@@ -83,6 +83,11 @@ def _service() -> list[Callable[[Any], Any]]:
     return [
         click.option("--url", help="The service.  [default: KVYIELD_URL, config file, http://127.0.0.1:8321]"),
         click.option("--token", help="Its token; KVYIELD_TOKEN is better, since other users can see options."),
+        click.option(
+            "--ca-file",
+            metavar="FILE",
+            help="Certificates (PEM) that the service's is checked against.  [default: KVYIELD_CA_FILE, config file]",
+        ),
         local_option,
     ]
 
@@ -146,7 +151,12 @@ def fact_options(function: Function) -> Function:
 def settings_of(given: Mapping[str, Any]) -> Settings:
     """Settings with the command line on top."""
     url = LOCAL if given.get("is_local") else given.get("url")
-    return load_settings(url=url, token=given.get("token"), timeout_seconds=given.get("service_timeout"))
+    return load_settings(
+        url=url,
+        token=given.get("token"),
+        timeout_seconds=given.get("service_timeout"),
+        ca_file=given.get("ca_file"),
+    )
 
 
 def client_of(settings: Settings, *, total_seconds: float = ANSWER_SECONDS, is_one_question: bool = False) -> Client:
@@ -165,7 +175,11 @@ def client_of(settings: Settings, *, total_seconds: float = ANSWER_SECONDS, is_o
         service = local_service(settings.ledger)
     until = time.monotonic() + seconds if is_one_question else None
     limits = Limits(total_seconds=seconds, read_seconds=seconds, until=until)
-    return service.client(limits) if service else Client(settings.url, settings.token, limits=limits)
+    return (
+        service.client(limits)
+        if service
+        else Client(settings.url, settings.token, limits=limits, ca_file=settings.ca_file)
+    )
 
 
 def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source | None:
