@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from asyncio import to_thread
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from litestar import Litestar
 from litestar.datastructures import State
@@ -18,6 +19,7 @@ from kvyield_server.api.request import StrictRequest
 from kvyield_server.api.router import API
 from kvyield_server.api.services import Services
 from kvyield_server.api.telemetry import Telemetry
+from kvyield_server.api.tracing import plugin
 from kvyield_server.errors import ForbiddenError
 from kvyield_server.pages.router import page_routers
 from kvyield_server.settings import Settings
@@ -26,9 +28,12 @@ from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.values import utc_now
 from kvyield_server.usecases.tokens import any_valid_token, is_loopback
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
 
-def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
-    """Return the service. It closes the storage, its writer drained, when it stops.
+
+def create_app(settings: Settings, storage: Storage | None = None, traces: TracerProvider | None = None) -> Litestar:
+    """Return the service. It closes the storage, its writer drained, when it stops, and sends the last of its traces.
 
     Raises:
         StorageUnavailableError: the database cannot be opened, or needs ``db upgrade``.
@@ -43,7 +48,8 @@ def create_app(settings: Settings, storage: Storage | None = None) -> Litestar:
         request_max_body_size=settings.max_body_bytes,
         exception_handlers=EXCEPTION_HANDLERS,
         state=State({"services": services, "openapi": cache(lambda: document(API)), "agents": agents}),
-        lifespan=[_lifespan(services, agents)],
+        lifespan=[_lifespan(services, agents, traces)],
+        plugins=[plugin(traces)] if traces else [],
         openapi_config=None,
         logging_config=None,
     )
@@ -69,7 +75,7 @@ def require_token_unless_loopback(settings: Settings, storage: Storage) -> None:
         )
 
 
-def _lifespan(services: Services, agents: Agents) -> Any:
+def _lifespan(services: Services, agents: Agents, traces: TracerProvider | None) -> Any:
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
         try:
@@ -77,5 +83,7 @@ def _lifespan(services: Services, agents: Agents) -> Any:
         finally:
             await agents.close()
             await services.close()
+            if traces:
+                await to_thread(traces.shutdown)
 
     return lifespan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ import uvicorn
 
 from kvyield_server.api.middleware import EarlyAnswers, OriginForm
 from kvyield_server.api.telemetry import configure_logs
+from kvyield_server.api.tracing import tracer_provider
 from kvyield_server.app import create_app
 from kvyield_server.errors import KvyieldError
 from kvyield_server.protocol import http_protocol
@@ -35,7 +37,7 @@ def run(settings: Settings, socket_path: Path | None = None) -> None:
     configure_logs(settings.log_level)
     with ExitStack() as stack:
         listener = None if socket_path else stack.enter_context(_listener(settings.host, settings.port))
-        app = EarlyAnswers(OriginForm(create_app(settings)), settings.body_seconds)
+        app = EarlyAnswers(OriginForm(create_app(settings, traces=tracer_provider(os.environ))), settings.body_seconds)
         config = uvicorn.Config(
             app,
             uds=str(socket_path) if socket_path else None,
