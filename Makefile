@@ -6,7 +6,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-long test-pythons check format serve migrate accuracy bench bench-list benchmarks-page openapi-examples wheels constraints clean
+.PHONY: help setup demo test test-fast test-long test-pythons check format serve migrate accuracy bench bench-list benchmarks-page openapi-examples wheels release constraints clean
 
 help: ## list the verbs (this text)
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,13 @@ gpu-trial: $(STAMP) ## on a GPU host: ENGINE_COMMAND='vllm serve ...' started, m
 
 wheels: $(STAMP) ## build both distributions into dist/
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . ./clients/python
+
+release: $(STAMP) ## build what a release uploads, wheels and sources of both, into dist/ and check it
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist . > /dev/null
+	$(BIN)/python -m build --no-isolation --outdir dist clients/python > /dev/null
+	$(BIN)/python -m twine check --strict dist/*
+	@echo "Checked. Upload with: $(BIN)/python -m twine upload dist/*"
 
 constraints: $(STAMP) ## pin what is installed now into constraints.txt
 	$(BIN)/python -m pip freeze --exclude-editable --disable-pip-version-check | grep -E '^[A-Za-z0-9_.-]+==' > constraints.txt

@@ -7,7 +7,7 @@ that ``KVYIELD_URL`` or the configuration file names.
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 from kvyield import Client, Engine, Hardware, Measurements, Model, NotFoundError, Observation, ServiceError
 
@@ -32,7 +32,7 @@ def observed(fraction: float, pool_tokens: int, free_gib: float, at: datetime) -
 
 
 def main(url: str | None) -> int:
-    first = datetime(2026, 6, 1, 12, tzinfo=UTC)
+    first = datetime(2026, 6, 1, 12, tzinfo=timezone.utc)
     with Client(url) as client:
         try:
             for number, (fraction, pool_tokens, free_gib) in enumerate(STARTS):

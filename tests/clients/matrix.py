@@ -21,7 +21,7 @@ from zipfile import ZipFile
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
-TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.115")
+TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "hypothesis>=6.115", "trustme>=1.2")
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)>=(?P<floor>[\w.]+)(?:\s*;\s*(?P<marker>.*))?$")
 
 
