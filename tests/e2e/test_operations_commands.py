@@ -39,9 +39,11 @@ RUN_ON_POSTGRES = "runs with PostgreSQL's own tools against a real server"
 PARSED_BY_MAKE = "a benchmark of minutes: make itself says that the verb exists and what it would run"
 SOAKED = "a soak of minutes: the same program runs here with two kills"
 RUN_ELSEWHERE = "runs in tests/e2e/test_server.py and tests/docker"
+RUN_WITH_THE_CLIENT = "runs in tests/clients/watch"
 
 HOW: dict[str, str] = {
     "kvyield-server serve": RUN_ELSEWHERE,
+    "kvyield watch --unit": RUN_WITH_THE_CLIENT,
     "kvyield-server token create --name ann --role admin": RUN_ON_SQLITE,
     "kvyield-server db backup kvyield-2026-06-01.db": RUN_ON_SQLITE,
     "kvyield-server db restore kvyield-2026-06-01.db": RUN_ON_SQLITE,
