@@ -30,7 +30,7 @@ from kvyield_server.domain.facts.observation import EngineName
 from kvyield_server.storage import tables
 from kvyield_server.storage.pairs import SOURCE
 from kvyield_server.storage.records import FleetRow, StoredDrift, Verdict, VersionChange
-from kvyield_server.storage.statements import batched, insert_rows
+from kvyield_server.storage.statements import batched, insert_unknown
 from kvyield_server.storage.values import refuse_unstorable
 
 _it, _pair, _drift = tables.fleet.c, tables.pair.c, tables.drift.c
@@ -111,14 +111,17 @@ class Fleet:
         return int(self._connection.execute(_stale(select(func.count()))).scalar_one())
 
     def save(self, rows: Sequence[FleetRow], drifts: Sequence[tuple[UUID, Drift]]) -> None:
-        """Replace what is kept of the pairs of ``rows``; a pair that is gone meanwhile is left out."""
+        """Replace what is kept of the pairs of ``rows``; a pair that is gone meanwhile is left out.
+
+        Of two processes that save one pair at once the first counts: a row that is too old is stale and made again.
+        """
         refuse_unstorable((rows, [drift for _, drift in drifts]))
         wanted = [row.pair_id for row in rows]
         present = set(self._connection.execute(select(_pair.id).where(_pair.id.in_(wanted))).scalars())
         for table in (tables.fleet, tables.drift):
             self._connection.execute(delete(table).where(table.c.pair_id.in_(wanted)))
-        insert_rows(self._connection, tables.fleet, [_as_row(row) for row in rows if row.pair_id in present])
-        insert_rows(
+        insert_unknown(self._connection, tables.fleet, [_as_row(row) for row in rows if row.pair_id in present])
+        insert_unknown(
             self._connection,
             tables.drift,
             [{"pair_id": pair_id, **_as_row(each)} for pair_id, each in drifts if pair_id in present],
