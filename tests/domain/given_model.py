@@ -184,7 +184,9 @@ class GivenModel:
         chunk = positive(flags, NAMES[self.engine.name].chunk) or 8192
         return GivenNeed(self.need_gib * chunk / 8192, self.need_sd)
 
-    def survives(self, predicted: Predicted, need: GivenNeed | float) -> Floats | None:
+    def survives(
+        self, flags: Flags, predicted: Predicted, need: GivenNeed | float, prompt_tokens: int
+    ) -> Floats | None:
         free = predicted.free
         if free is None:
             return None
@@ -213,6 +215,12 @@ class GivenModel:
             free_at_ready_gib=newest.free_at_ready_gib,
             longest_prompt_tokens=newest.longest_prompt_tokens,
         )
+
+    def failed(self, flags: Flags) -> Observation | None:
+        return None
+
+    def implausible(self, start: Observation) -> str | None:
+        return None
 
     def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
         return self._check(flags, prompt_tokens, concurrent, passed=True)

@@ -20,13 +20,15 @@ from kvyield_server.domain.advice.question import (
     held_fraction,
 )
 from kvyield_server.domain.answers import Estimate, Prefer
-from kvyield_server.domain.engines.registry import number, positive
+from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar, Verification
 from kvyield_server.domain.model.interface import Floats, Mask, Measured, Predicted
 
 FRACTIONS: Floats = np.round(np.arange(1, 1000) / 1000.0, 3)
 COARSE: Floats = FRACTIONS[4::10]
 """For levers, which are evaluated finely near the fraction advised only."""
+MOST_GIB = 1000.0
+"""More than any GPU has, where its memory is not known."""
 LEAST_JOINT = 0.05
 """A chance below this is no advice."""
 _SPARE = 1.02
@@ -70,8 +72,19 @@ class Choice:
         if self.measured is not None and self.measured.free_at_ready_gib is not None:
             gib = self.measured.free_at_ready_gib
             return Estimate(median=gib, low=gib, high=gib)
+        return None if self.predicted_free is None or self.impossible_gib is not None else self.predicted_free
+
+    @cached_property
+    def predicted_free(self) -> Estimate | None:
+        """Free memory at ready as predicted, GiB."""
         free = self.option.predicted.free
         return None if free is None else free.estimate(self.index)
+
+    @property
+    def impossible_gib(self) -> float | None:
+        """Predicted free memory that is beyond the GPU's, above or below zero; None where it can be."""
+        total, free = self.option.case.model.hardware.memory_gib, self.predicted_free
+        return free.median if free is not None and abs(free.median) > (total or MOST_GIB) else None
 
     @cached_property
     def predicted_tokens(self) -> float:
@@ -82,9 +95,9 @@ class Choice:
     @cached_property
     def predicted_headroom_gib(self) -> float:
         """Free memory at ready less the need, as predicted medians; 0 where nothing tells it."""
-        free, need = self.option.predicted.free, self.option.need
+        free, need = self.predicted_free, self.option.need
         taken = need if isinstance(need, int | float) else need.median_gib
-        return 0.0 if free is None else free.estimate(self.index).median - taken
+        return 0.0 if free is None else free.median - taken
 
     @property
     def fraction(self) -> float:
@@ -93,7 +106,8 @@ class Choice:
     @property
     def flags(self) -> dict[str, Scalar]:
         """The flags with the fraction, which comes first."""
-        return {self.option.case.fraction_flag: self.fraction, **self.option.flags}
+        fraction = self.fraction if self.fraction <= 1.0 else int(self.fraction)  # a number of blocks
+        return {self.option.case.fraction_flag: fraction, **self.option.flags}
 
     @property
     def holds(self) -> float:
@@ -153,9 +167,18 @@ def _grid(case: Case, flags: Flags, fractions: Floats) -> Floats:
     if anchor is None or anchor.fraction is None:
         return fractions
     kept = np.array([anchor.fraction])
-    if anchor.fraction > 1.0 or any(flags.get(name) is not None for name in case.names.inert_with):
+    if anchor.fraction > 1.0:
+        return np.array([_entries(case, flags, anchor.fraction)])
+    if any(flags.get(name) is not None for name in case.names.inert_with):
         return kept
     return np.union1d(fractions, kept) if anchor.fraction not in fractions else fractions
+
+
+def _entries(case: Case, flags: Flags, entries: float) -> float:
+    """Return the number of blocks that runs, or the one that the need takes where it is more."""
+    pool, needed = case.model.at(flags, np.array([entries])).pool, needed_tokens(case, flags)
+    holds = 0.0 if pool is None else pool.estimate(0).median
+    return entries if holds >= needed or holds <= 0.0 else float(ceil(entries * needed / holds * _SPARE))
 
 
 def choose(option: Option) -> Choice:
@@ -360,9 +383,6 @@ def _pool_flags(case: Case, flags: Flags) -> Iterator[str]:
     for name in (*names.inert_with, *names.other_caps, *((names.pool_cap,) if names.pool_cap else ())):
         if flags.get(name) is not None and name not in case.held:
             yield name
-    fraction = number(flags, names.fraction)
-    if fraction is not None and fraction > 1.0 and names.fraction not in case.held:
-        yield names.fraction
 
 
 def _larger(case: Case, flags: Flags, name: str, predicted: Predicted, needed: int) -> int | None:

@@ -9,6 +9,7 @@ import numpy as np
 from kvyield_server.domain.advice.question import Case, blocks_of_context, context_of, pool_needed, ranks_of
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar
+from kvyield_server.domain.model.evidence import is_no_lighter
 from kvyield_server.domain.model.interface import Floats, Mask, Measured, Need, Predicted
 
 _LIMIT_SLACK = 64
@@ -67,7 +68,7 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
         question.prompt_need_gib if question.prompt_need_gib is not None else model.need(flags, question.target_tokens)
     )
     holds = np.zeros_like(fractions) if predicted.pool is None else np.array(predicted.pool.above(float(needed)))
-    survives = model.survives(predicted, need)
+    survives = model.survives(flags, predicted, need, question.target_tokens)
     survives = None if survives is None else np.array(survives)
     barred, death = model.forbidden(flags, fractions, question.target_tokens, question.concurrent)
     measured_at, measured, is_proven = at_runs
@@ -83,6 +84,7 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
             survives[measured_at] = 1.0
         if starts is not None:
             starts[measured_at] = 1.0
+    survives = _no_surer_above(case, flags, predicted, need, survives)
     return Option(
         case=case,
         flags=flags,
@@ -99,6 +101,29 @@ def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option 
         measured_at=measured_at,
         is_proven=is_proven,
     )
+
+
+def _no_surer_above(
+    case: Case, flags: dict[str, Scalar], predicted: Predicted, need: Need | float, survives: Floats | None
+) -> Floats | None:
+    """Return the chances, none above what runs higher than what is left there as measured: free memory never rises.
+
+    That holds for flags that ask no less of memory than what runs, and where SGLang cannot leave out graphs.
+    """
+    runs, names = case.runs, case.names
+    if survives is None or runs is None or runs.fraction is None or predicted.dropped is not None:
+        return survives
+    measured = None if case.is_other_version else case.model.measured(runs.flags)
+    changed = {key for key in flags.keys() | case.base.keys() if flags.get(key) != case.base.get(key)}
+    may_change = {names.fraction, names.context, names.requests}
+    if measured is None or measured.free_at_ready_gib is None or changed - may_change:
+        return survives
+    if not is_no_lighter(case.engine, flags, case.base):
+        return survives
+    passed = case.model.passed(runs.flags, case.question.target_tokens, 1)
+    there = 1.0 if passed is not None else fits(need, measured.free_at_ready_gib)
+    capped: Floats = np.where(predicted.fractions >= runs.fraction - 1e-9, np.minimum(survives, there), survives)
+    return capped
 
 
 def needed_tokens(case: Case, flags: Flags) -> int:

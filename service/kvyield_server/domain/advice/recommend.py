@@ -40,9 +40,7 @@ from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import Observation, Scalar
 from kvyield_server.domain.facts.scalars import first_given
 from kvyield_server.domain.model.interface import YieldModel
-
-SMALLEST_FRACTION = 0.05
-"""Below this a fraction of all memory has no room for weights: a sign of a wrong model unless weights are stated."""
+from kvyield_server.domain.model.pool import LEAST_FRACTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,9 +63,13 @@ def recommend(model: YieldModel, question: Question) -> Advice:
     case = make_case(model, question)
     case, first = _without_newest(case)
     kept = _what_runs(case)
+    implausible = None if case.runs is None else model.implausible(case.runs)
     if kept is not None and question.prefer == Prefer.KEEP and (kept.is_met or kept.survives is None):
-        return _answer(case, _Decision(choice=kept, is_kept=_is_running(model, kept), first=first))
-    contradiction = model.contradiction(begun_flags(case))
+        is_doubtful = implausible is not None
+        return _answer(
+            case, _Decision(choice=kept, is_kept=_is_running(model, kept), is_doubtful=is_doubtful, first=first)
+        )
+    contradiction = model.contradiction(begun_flags(case)) or implausible
     choice = None if contradiction else solve(case)
     contradiction = contradiction or _sign_of_a_wrong_model(case, choice)
     if choice is None or contradiction is not None or choice.binding is not None:
@@ -187,7 +189,7 @@ def _sign_of_a_wrong_model(case: Case, choice: Choice | None) -> str | None:
         pool = choice.option.predicted.pool
         highest = 0.0 if pool is None else pool.estimate(choice.option.fractions.size - 1).median
         return words.too_heavy() if choice.binding == "pool" and highest <= 0.0 else None
-    is_tiny = choice.fraction < SMALLEST_FRACTION and case.fraction_flag not in case.held
+    is_tiny = choice.fraction < LEAST_FRACTION and case.fraction_flag not in case.held
     return words.too_small(case, choice.fraction) if is_tiny else None
 
 
@@ -208,6 +210,7 @@ def _status(case: Case, decision: _Decision) -> Status:
         return Status.INFEASIBLE
     labels = case.model.summary.labels
     is_sure = choice.is_met and choice.unserved is None and not decision.is_doubtful and not case.is_other_version
+    is_sure &= case.model.failed(choice.flags) is None
     return Status.OK if is_sure and "drift" not in labels and case.model.drifted is None else Status.AT_RISK
 
 

@@ -9,7 +9,7 @@ from kvyield_server.domain.advice.question import Case, context_needed, context_
 from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.model_config import is_latent_attention
-from kvyield_server.domain.facts.observation import EngineName, Observation
+from kvyield_server.domain.facts.observation import EngineName, Observation, Phase
 from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.model.evidence import is_lighter
 
@@ -31,6 +31,8 @@ def cautions(case: Case, choice: Choice, changes: Sequence[Change], *, is_kept: 
         _context_length(case, choice, changes),
         _nothing_changes(case, is_kept=is_kept),
         case.model.uncounted(case.held),
+        _never_came_up(case, choice),
+        _mistyped(case),
         _not_served(choice),
         _never_verified(case, choice),
         _memory(case, choice),
@@ -115,6 +117,25 @@ def _not_served(choice: Choice) -> Iterator[Caution]:
         yield Caution(code="prompt_not_served", detail=detail)
 
 
+def _never_came_up(case: Case, choice: Choice) -> Iterator[Caution]:
+    start = case.model.failed(choice.flags)
+    if start is None:
+        return
+    failure = start.failure
+    at_load = failure is not None and failure.phase is Phase.LOAD
+    what = "ran out of GPU memory" if start.death is not None else "failed"
+    when = " while it loaded the weights, which no fraction changes: they do not fit, or something else holds the GPU"
+    said = f" ({failure.message.strip()[:200]})" if failure is not None and failure.message else ""
+    detail = f"A start under these very flags {what}{when if at_load else ''}{said}, and none has come up under them."
+    yield Caution(code="same_flags_failed", detail=detail)
+
+
+def _mistyped(case: Case) -> Iterator[Caution]:
+    why = None if case.runs is None else case.model.implausible(case.runs)
+    if why is not None:
+        yield Caution(code="implausible_fraction", detail=f"{why[0].upper()}{why[1:]}")
+
+
 def _never_verified(case: Case, choice: Choice) -> Iterator[Caution]:
     target, longest = case.question.target_tokens, case.model.summary.basis.verified_prompt_tokens
     if longest is None or longest < target:
@@ -140,7 +161,14 @@ def _never_verified(case: Case, choice: Choice) -> Iterator[Caution]:
 
 def _memory(case: Case, choice: Choice) -> Iterator[Caution]:
     free, death = choice.free_at_ready_gib, choice.option.death
-    if free is None:
+    impossible = choice.impossible_gib
+    if free is None and impossible is not None:
+        detail = (
+            f"Free memory would be {impossible:,.0f} GiB by what was posted, which no such GPU has: it is left out. A "
+            "figure or flag is wrong, or far beyond this GPU."
+        )
+        yield Caution(code="impossible_free_memory", detail=detail)
+    elif free is None:
         detail = "Nothing tells the GPU's memory: post free_at_ready_gib, or hardware.memory_gib."
         yield Caution(code="free_memory_unknown", detail=detail)
     if death is not None:

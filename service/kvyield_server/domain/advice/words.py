@@ -124,6 +124,11 @@ def lack(case: Case, contradiction: str | None) -> str:
             "The pools posted were capped, so they are only lower bounds. "
             f"Post a start without a cap on the tokens, with its {flag} and its log."
         )
+    if not case.model.starts:
+        return (
+            "No start was posted, and neither the GPU nor the model's config tells enough to predict one. Post the log "
+            "of a start, or the model's config.json and the GPU's memory."
+        )
     return (
         "One figure for the pool predicts no other fraction unless something tells the bytes per token and the memory. "
         "Post the log of a start with free memory before and after load; or the model's config.json with the GPU's "
@@ -231,6 +236,9 @@ def _printed_limit(case: Case) -> str:
 def _memory(case: Case, choice: Choice, answer: Advice) -> Iterator[str]:
     free = answer.prediction.free_at_ready_gib
     if free is None or choice.survives is None:
+        if choice.impossible_gib is not None:
+            yield f"Free memory would be {choice.impossible_gib:,.0f} GiB, which cannot be."
+            return
         guess = "" if free is None else f"; {free.low:.1f} to {free.high:.1f} GiB are expected"
         yield f"Free memory at ready was never measured{guess}."
         return

@@ -25,5 +25,6 @@ LMDEPLOY = EngineSpec(
     program=("lmdeploy", "serve", "api_server"),
     model_option=None,
     scales_free_memory=True,
+    counts_blocks=64,
     key_fields={"batched_tokens": ("max_prefill_token_num",), "sequences": ("max_batch_size",)},
 )

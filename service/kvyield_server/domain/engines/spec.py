@@ -19,6 +19,7 @@ class EngineSpec:
     by itself, whatever the fraction; ``bytes_flags`` are those among them that say it in bytes, ``blocks_flag`` in
     blocks. ``scales_free_memory`` says that the fraction multiplies what is free after the weights, so that the line
     starts at zero. ``reserves_peak`` says that the engine sets a profiled peak aside before it sizes the pool.
+    ``counts_blocks``: a fraction flag over 1 is a number of blocks, each of so many tokens where no flag says more.
     ``default_fraction`` is the engine's own where none is given.
     ``key_fields`` are flags that move the line; ``state_fields`` do so only where requests hold memory of their own.
     """
@@ -45,6 +46,7 @@ class EngineSpec:
     model_option: str | None
     image_runs_program: bool = False
     underscores: bool = False
+    counts_blocks: int | None = None
     scales_free_memory: bool = False
     reserves_peak: bool = False
     key_fields: Fields = field(default_factory=dict)

@@ -5,6 +5,7 @@ The arithmetic is the engines' own: SGLang's pool configurators from 0.4.3 to 0.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from math import ceil, hypot
 
@@ -33,6 +34,10 @@ HYBRID_SD = 0.05
 
 SPECULATION = ("speculative_algorithm", "speculative_config", "speculative_model", "speculative_draft_model_path")
 BLOCK_DRAFTS = ("dflash", "dspark")
+WITHOUT_WEIGHTS = ("", "ngram", "ngram_gpu", "suffix")
+"""Speculation that is off or drafts from the text itself: no draft model, no layers of its own."""
+_METHOD = re.compile(r"""^\{.*?['"]?\bmethod['"]?\s*[:=]\s*['"](?P<method>[\w.-]+)""", re.DOTALL)
+"""The method in vLLM's speculative configuration, as JSON or as Python prints it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +203,17 @@ def speculation(flags: Flags) -> str | None:
     value = first_given(flags, *SPECULATION, "speculative")
     if value is None:
         return "" if any_named(flags, *SPECULATION, "speculative") else None
-    return (as_word(value) or "on") if is_on(value) else ""
+    word = as_word(value) or "on"
+    if word.startswith("{"):
+        named = _METHOD.search(word)
+        word = named["method"] if named is not None else "ngram" if "[ngram]" in word else "draft_model"
+    return word if is_on(value) and value != "{}" else ""
 
 
 def _with_draft(cost: TokenCost, case: _Case) -> TokenCost:
     algorithm = speculation(case.flags)
     is_unbilled = case.engine is EngineName.SGLANG and case.version is not None and case.version < (0, 5, 11, 0)
-    if algorithm in ("", "ngram") or is_unbilled:
+    if algorithm in WITHOUT_WEIGHTS or is_unbilled:
         return cost
     share = None if algorithm is None else _draft_share(cost, algorithm, case)
     return cost.times(UNKNOWN_DRAFT_FACTOR, UNKNOWN_DRAFT_SD) if share is None else cost.times(1.0 + share)

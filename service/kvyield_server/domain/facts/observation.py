@@ -221,6 +221,15 @@ class Observation:
         return self.outcome in (Outcome.READY, Outcome.OOM_RUNTIME) or (self.outcome is Outcome.FAILED and died_serving)
 
     @property
+    def death(self) -> Outcome | None:
+        """How GPU memory ran out: at start-up or while serving, also where the outcome says only that it failed."""
+        if self.outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME):
+            return self.outcome
+        if self.outcome is not Outcome.FAILED or self.failure is None or self.failure.cause is not Cause.GPU_MEMORY:
+            return None
+        return Outcome.OOM_RUNTIME if self.failure.phase is Phase.SERVING else Outcome.OOM_STARTUP
+
+    @property
     def fraction(self) -> float | None:
         """The value of the engine's pool flag, as the engine resolved it; None where it is no number of any use."""
         value = self.flags.get(FRACTION_FLAG[self.engine.name])

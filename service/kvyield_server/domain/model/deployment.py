@@ -37,7 +37,7 @@ from kvyield_server.domain.model.free_memory import FreeMemory
 from kvyield_server.domain.model.history import History
 from kvyield_server.domain.model.interface import Mask, Measured, Need, Predicted
 from kvyield_server.domain.model.mixture import Floats, Mixture
-from kvyield_server.domain.model.need import PromptNeed, PromptNeeds, headroom, survival
+from kvyield_server.domain.model.need import PromptNeed, PromptNeeds, given_deaths, headroom, survival
 from kvyield_server.domain.model.pool import (
     NO_CHANGE,
     PoolLine,
@@ -141,8 +141,24 @@ class DeploymentFit:
         """Return what a prompt of this length takes under these flags."""
         return self.needs.need(prompt_tokens, flags, drops_graphs=self.free.may_drop_graphs(flags))
 
-    def survives(self, predicted: Predicted, need: Need | float) -> Floats | None:
-        """Return P(free memory at ready - need >= 0) at each fraction; None where nothing tells free memory."""
+    def survives(self, flags: Flags, predicted: Predicted, need: Need | float, prompt_tokens: int) -> Floats | None:
+        """Return P(free memory at ready - need >= 0) at each fraction; None where nothing tells free memory.
+
+        Deaths that count at such a prompt are evidence that it is not at theirs, whatever free memory and need were
+        taken to be one by one: just below one there is little chance unless free memory was measured nearby.
+        """
+        chance = self._survival(predicted, need)
+        deaths = self.history.lowest_deaths(flags, prompt_tokens)
+        if chance is None or not deaths.size:
+            return chance
+        at_deaths = self._survival(self.at(flags, deaths), need)
+        return (
+            chance
+            if at_deaths is None
+            else given_deaths(chance, predicted.fractions, at_deaths, deaths, self.free.measured)
+        )
+
+    def _survival(self, predicted: Predicted, need: Need | float) -> Floats | None:
         free = predicted.free
         if not isinstance(free, Mixture):
             return None
@@ -176,6 +192,14 @@ class DeploymentFit:
         """Return what live starts that came up under these very flags measured."""
         return self.history.measured(flags)
 
+    def failed(self, flags: Flags) -> Observation | None:
+        """Return the newest start under these very flags that never came up, where none under them ever did."""
+        return self.history.failed(flags)
+
+    def implausible(self, start: Observation) -> str | None:
+        """Return why a start's fraction cannot be what it ran with, None where it may be."""
+        return self.pool.line.implausible(start)
+
     def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
         """Return a passed verification, under flags no lighter, of a prompt no shorter and as many at once."""
         return self.history.passed(flags, prompt_tokens, concurrent)
@@ -202,7 +226,8 @@ class DeploymentFit:
         asked = {**self.flags, **flags}
         name = FRACTION_FLAG[self.engine.name]
         fraction = as_number(asked.get(name))
-        is_fraction = fraction is not None and 0.0 <= fraction <= 1.0
+        counts = NAMES[self.engine.name].counts_blocks is not None
+        is_fraction = fraction is not None and (0.0 <= fraction <= 1.0 or (counts and fraction > 1.0))
         found = self.at(asked, np.array([fraction if is_fraction and fraction is not None else 0.5]))
         pool, kv_gib, free = (sound_estimate(part) for part in (found.pool, found.kv_gib, found.free))
         if not is_fraction:

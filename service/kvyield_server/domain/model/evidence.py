@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from math import isfinite
 from typing import NamedTuple
 
 from kvyield_server.domain.answers import Caution, EvidenceItem
@@ -109,6 +110,14 @@ def usable_tokens(tokens: int | None) -> int | None:
     return tokens if tokens is not None and 0 < tokens < 2**53 else None
 
 
+def usable_free(start: Observation, gib: float | None) -> float | None:
+    """Return GiB free at one moment of a start where its GPU can have that much, else None."""
+    if gib is None or not isfinite(gib):
+        return None
+    total = start.hardware.memory_gib
+    return gib if -LEAST_GIB * MOST_GIB <= gib <= (MOST_GIB if total is None else 1.1 * total) else None
+
+
 def classify(start: Observation) -> Evidence:
     """Tell what one start says, from itself alone."""
     measured = start.measurements
@@ -149,6 +158,8 @@ def pool_cap(start: Observation, tokens: int | None) -> str | None:
     for name in spec.inert_with:
         if name in flags and is_on(flags[name]):
             return name
+    if spec.counts_blocks is not None and start.fraction is not None and start.fraction > 1.0:
+        return f"{spec.fraction}, a number of blocks"
     for name in spec.caps:
         limit = as_count(flags.get(name)) if name in flags else None
         if limit is not None and tokens is not None and limit - LARGEST_PAGE < tokens <= limit:
@@ -255,9 +266,10 @@ def _are_alike(one: Evidence, other: Evidence) -> bool:
 def counted_once(starts: Iterable[Observation]) -> tuple[Observation, ...]:
     """Return the starts oldest first, each once: equal posts are one, and a ready start reported dead later is dead.
 
-    Two rows are one start where host and time are known and equal, and engine, fraction and pool as well.
+    One that failed for want of GPU memory gets the outcome that says so. Two rows are one start where host and time are
+    known and equal, and engine, fraction and pool as well.
     """
-    ordered = sorted(starts, key=lambda start: (start.observed_at, start.id.int))
+    ordered = sorted(map(_named_by_cause, starts), key=lambda start: (start.observed_at, start.id.int))
     by_id = {start.id: start for start in ordered}
     if len({start.observed_at for start in by_id.values()}) == len(by_id):
         return tuple(by_id.values())
@@ -268,6 +280,11 @@ def counted_once(starts: Iterable[Observation]) -> tuple[Observation, ...]:
         known = kept.get(key)
         kept[key] = start if known is None else _united(known, start)
     return tuple(kept.values())
+
+
+def _named_by_cause(start: Observation) -> Observation:
+    death = start.death
+    return start if death is None or death is start.outcome else replace(start, outcome=death)
 
 
 def _content(start: Observation) -> tuple[object, ...]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.linalg import LinAlgError
 
 from kvyield_server.domain.answers import Basis, BasisKind, Caution, Estimate, FitSummary
+from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.engines.sglang import flags_as_set
 from kvyield_server.domain.engines.token_cost import counts_alike, token_cost
 from kvyield_server.domain.facts.deployment import (
@@ -56,6 +57,7 @@ from kvyield_server.domain.model.evidence import (
     fraction_of,
     is_death,
     is_no_lighter,
+    usable_free,
 )
 from kvyield_server.domain.model.free_memory import FreeMemory, fit_free_memory
 from kvyield_server.domain.model.history import History
@@ -76,6 +78,8 @@ MOST_RELATIVES = 64
 """How many deployments lend to the others, the newest: with all of them, time would grow with their square."""
 SHARED_SLOPE_SD = 0.0005
 KNOWN_RATIO_SD = 0.001
+DTYPE_SLACK = 0.15
+"""8-bit KV holds 1.75 to 2 times the tokens of 16-bit (latent caches carry scales)."""
 UNPOOLED = frozenset(
     {"engine", "variant", "revision", "tp", "pp", "dp", "dp_attention", "dcp", "quantization", "draft"}
 )
@@ -125,9 +129,9 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
     if not evidence.observations:
         return PairFit(())
     starts = counted_once(evidence.observations)
-    groups = group_starts(starts)
     hardware, model = _merged(starts)
     with _strict_arithmetic():
+        groups = group_starts(_dtypes_told(group_starts(starts), hardware, model))
         members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
         fits = [_fitted(member, members) for member in members]
     if len(fits) == 1:
@@ -141,6 +145,42 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
         for fit in fits
     ]
     return PairFit(tuple(replace(fit, relatives=own) for fit, own in zip(fits, near, strict=True)))
+
+
+def _dtypes_told(groups: Sequence[Group], hardware: Hardware, model: Model) -> Iterator[Observation]:
+    """Yield the starts, those that do not name a KV dtype with the one that their pool shows.
+
+    Unknown joins known, but a pool half as large as the others' 8-bit ones, or twice as large as their 16-bit ones, is
+    of the other kind.
+    """
+    for group in groups:
+        is_8bit, flag = group.key.get("kv_dtype") == "fp8", NAMES[group.starts[0].engine.name].kv_dtype
+        silent = {s.id for s in group.starts if s.flags.get(flag) is None and s.measurements.pool_tokens}
+        named = tuple(start for start in group.starts if start.flags.get(flag) is not None)
+        member = None
+        if silent and any(start.measurements.pool_tokens for start in named):
+            alone = Group(group.key, named)
+            member = _member(alone, _setting(alone, hardware, model), ())
+        for start in group.starts:
+            told: Scalar = "auto" if is_8bit else NAMES[start.engine.name].half_kv
+            is_other = False
+            if member is not None and start.id in silent:
+                with suppress(*NUMERICAL_FAILURES):
+                    asked = {**member.setting.flags, **start.flags, flag: member.setting.flags.get(flag)}
+                    is_other = _holds_other_ratio(member, start, asked, 0.5 if is_8bit else 2.0)
+            yield replace(start, flags={**start.flags, flag: told}) if is_other else start
+
+
+def _holds_other_ratio(member: _Member, start: Observation, flags: Flags, ratio: float) -> bool:
+    """Tell whether a start's pool is this many times what the line of others predicts, where that predicts well."""
+    fraction, tokens = fraction_of(start), start.measurements.pool_tokens
+    if fraction is None or not tokens:
+        return False
+    line = member.fit.line.at(flags, np.array([fraction])).line
+    if line is None:
+        return False
+    low, middle, high = line.quantiles(0, (0.05, 0.5, 0.95))
+    return low > 0.7 * middle and high < 1.4 * middle and abs(tokens / (ratio * middle) - 1.0) < DTYPE_SLACK
 
 
 def cold_fit(
@@ -359,7 +399,6 @@ def _drift_caution(line: PoolLine, tokens: float, against: str, differing: str =
 def _deployment(member: _Member, fit: PoolFit, lent: Lent, others: Sequence[_Member]) -> DeploymentFit:
     setting, line = member.setting, fit.line
     measured = member.starts if member.is_usable else ()
-    free = fit_free_memory(measured, line)
     mistyped = frozenset(item.start.id for item in fit.evidence if Label.OUTLIER in item.labels)
     history = History(
         engine=setting.engine,
@@ -369,6 +408,7 @@ def _deployment(member: _Member, fit: PoolFit, lent: Lent, others: Sequence[_Mem
         siblings=tuple(_siblings(member, others)),
         gib_per_fraction=None if line.base is None else max(line.base.mean, 1e-3),
     )
+    free = fit_free_memory(measured, line, history.deaths)
     needs = _needs(measured, setting, free)
     if fit.drift_tokens:
         caution = _drift_caution(line, fit.drift_tokens, "earlier starts", fit.drift_detail)
@@ -483,6 +523,12 @@ def _normal_estimate(value: Normal) -> Estimate:
 def _warnings(fit: PoolFit, member: _Member) -> Iterator[Caution]:
     """Yield the warnings of a fit, contradictions first."""
     yield from fit.cautions
+    for start in reversed(member.starts):
+        free = start.measurements.free_at_ready_gib
+        if free is not None and usable_free(start, free) is None:
+            detail = f"A start has {free:g} GiB free at ready, which its GPU cannot have: the figure is not counted."
+            yield Caution(code="impossible_free_memory", detail=detail)
+            break
     if Label.UNIFIED_MEMORY in fit.labels:
         yield UNIFIED
     if Label.NEIGHBOUR in fit.labels:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import erfc, inf, sqrt
 from typing import NamedTuple
+from uuid import UUID
 
 import numpy as np
 from scipy.special import ndtr
@@ -44,7 +45,7 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.domain.facts.scalars import as_number, is_on
 from kvyield_server.domain.facts.versions import parse_version
-from kvyield_server.domain.model.evidence import fraction_of, held_by_others, is_death
+from kvyield_server.domain.model.evidence import fraction_of, held_by_others, usable_free
 from kvyield_server.domain.model.line import Normal, truncation
 from kvyield_server.domain.model.mixture import Floats, Mixture
 from kvyield_server.domain.model.pool import PoolAt, PoolLine
@@ -64,7 +65,7 @@ STEP_DOUBT_GIB = 0.2
 UNSEEN_CHANGE_GIB, MILD_CHANGE_GIB = 0.4, 0.05
 SAMPLED_SD_GIB = 0.1
 """Free memory read from the GPU before a prompt, not by the engine at ready."""
-LARGEST_GIB = 1e5
+LARGEST_GIB, LEAST_BASE_GIB = 1e5, 1e-3
 COLUMNS = 6
 MOST_SAVED = 0.2
 LEAST_POINTS, FAR = 4, 6.0
@@ -113,7 +114,8 @@ class FreeMemory:
     """Free memory at ready as a function of the flags, for one deployment.
 
     ``reference`` are the flags that columns are differences from, so that a flag which never varies adds no doubt.
-    ``graph_gib`` is what all graphs take where prefill graphs are among them.
+    ``graph_gib`` is what all graphs take where prefill graphs are among them; ``measured`` says how many starts had
+    their free memory read.
     """
 
     line: PoolLine
@@ -122,6 +124,7 @@ class FreeMemory:
     posterior: FreePosterior | None
     graph_gib: float = ALL_GRAPHS_GIB
     is_other_version: bool = False
+    measured: int = 0
 
     @property
     def engine(self) -> EngineName:
@@ -190,7 +193,8 @@ class FreeMemory:
         """
         base = self.line.base
         assert base is not None
-        x = fractions * self.line.share(flags)
+        counts_blocks = NAMES[self.engine].counts_blocks is not None
+        x = np.minimum(fractions, 1.0) if counts_blocks else fractions * self.line.share(flags)
         left = 1.0 - x
         there, here = self._graphs(self.reference), self._graphs(flags)
         taken = np.maximum(pool.taken_gib, 0.0)
@@ -201,6 +205,7 @@ class FreeMemory:
         if self.engine is EngineName.VLLM:
             known = base.mean * left + spare - lent
         ones = np.ones_like(fractions)
+        left = left + spare / max(base.mean, LEAST_BASE_GIB)
         graphs = (ones * (there[0] - here[0]), ones * (there[1] - here[1]))
         return np.column_stack((ones, taken, left, *graphs, dropped)), known
 
@@ -233,8 +238,11 @@ class FreeMemory:
         return on, float(min(requests, 4096))
 
 
-def fit_free_memory(starts: Sequence[Observation], line: PoolLine) -> FreeMemory:
-    """Return the free-memory line that the starts support, given the pool's line. The newest start is the reference."""
+def fit_free_memory(starts: Sequence[Observation], line: PoolLine, deaths: Sequence[Observation] = ()) -> FreeMemory:
+    """Return the free-memory line that the starts support, given the pool's line. The newest start is the reference.
+
+    ``deaths`` are those among them that count.
+    """
     newest = starts[-1] if starts else None
     setting = line.setting
     free = FreeMemory(
@@ -247,8 +255,9 @@ def fit_free_memory(starts: Sequence[Observation], line: PoolLine) -> FreeMemory
     base = line.base
     if base is None:
         return free
-    readings = list(_alike(free, starts))
-    return replace(free, posterior=_posterior(free, base, readings))
+    readings = list(_alike(free, starts, frozenset(start.id for start in deaths)))
+    measured = sum(reading.kind == "point" for _, group in readings for reading in group)
+    return replace(free, posterior=_posterior(free, base, readings), measured=measured)
 
 
 def _all_graphs(starts: Sequence[Observation]) -> float:
@@ -256,23 +265,17 @@ def _all_graphs(starts: Sequence[Observation]) -> float:
     return max((gib for gib in logged if gib >= 1.0), default=ALL_GRAPHS_GIB)
 
 
-def _alike(free: FreeMemory, starts: Sequence[Observation]) -> Sequence[tuple[Flags, list[Reading]]]:
+def _alike(
+    free: FreeMemory, starts: Sequence[Observation], deaths: frozenset[UUID]
+) -> Sequence[tuple[Flags, list[Reading]]]:
     """Return each set of flags, fraction apart, with the readings of the starts that had them."""
     name, usual = NAMES[free.engine].fraction, _usual_free(starts)
     found: dict[tuple[tuple[str, Scalar], ...], tuple[Flags, list[Reading]]] = {}
-    came_up: set[tuple[object, ...]] = set()
-    kept: list[tuple[Observation, tuple[tuple[str, Scalar], ...]]] = []
     for start in starts:
-        key = tuple((flag, value) for flag, value in start.flags.items() if flag != name)
-        kept.append((start, key))
-        if start.came_up:
-            came_up.add((fraction_of(start), key))
-    for start, key in kept:
         fraction = fraction_of(start)
-        if fraction is None:
-            continue
-        reading = _reading(free, start, fraction, usual, is_refuted=(fraction, key) in came_up)
+        reading = None if fraction is None else _reading(free, start, fraction, usual, is_death=start.id in deaths)
         if reading is not None:
+            key = tuple((flag, value) for flag, value in start.flags.items() if flag != name)
             found.setdefault(key, (start.flags, []))[1].append(reading)
     return list(found.values())
 
@@ -285,7 +288,7 @@ def _usual_free(starts: Sequence[Observation]) -> float | None:
 
 
 def _reading(
-    free: FreeMemory, start: Observation, fraction: float, usual: float | None, *, is_refuted: bool
+    free: FreeMemory, start: Observation, fraction: float, usual: float | None, *, is_death: bool
 ) -> Reading | None:
     """Return GiB free at ready as a point, an upper or a lower bound; None where a start says nothing."""
     measured, own = start.measurements, as_number(start.measurements.free_before_load_gib)
@@ -293,24 +296,19 @@ def _reading(
     if own is not None and usual is not None and REBASE_GIB < abs(usual - own) < LARGEST_GIB:
         lent = usual - own
     if start.outcome is Outcome.OOM_STARTUP:
-        counts = is_death(start) and not is_refuted and not held_by_others(start)
-        return Reading(fraction, 0.0, "upper", 0.0, lent, 0.0) if counts else None
+        return Reading(fraction, 0.0, "upper", 0.0, lent, 0.0) if is_death else None
     if not start.came_up:
         return None
-    ready, pool_end = _usable(measured.free_at_ready_gib), _usable(measured.free_at_pool_end_gib)
+    ready, pool_end = (usable_free(start, gib) for gib in (measured.free_at_ready_gib, measured.free_at_pool_end_gib))
     if ready is not None and ready != pool_end:
         return Reading(fraction, ready, "point", 0.0, lent, _dropped(free, start, ready))
-    before = [_usable(check.free_before_gib) for check in start.verifications]
+    before = [usable_free(start, check.free_before_gib) for check in start.verifications]
     sampled = max((gib for gib in before if gib is not None), default=None)
     if sampled is not None:
         return Reading(fraction, sampled, "point", SAMPLED_SD_GIB, lent, _dropped(free, start, sampled))
     if pool_end is not None:
         return Reading(fraction, pool_end, "upper", 0.0, lent, 0.0)
     return Reading(fraction, 0.0, "lower", 0.0, lent, 0.0)
-
-
-def _usable(gib: float | None) -> float | None:
-    return gib if gib is not None and abs(gib) < LARGEST_GIB else None
 
 
 def _dropped(free: FreeMemory, start: Observation, ready: float) -> float:

@@ -17,6 +17,7 @@ from kvyield_server.domain.facts.observation import (
     Flags,
     Observation,
     Outcome,
+    Phase,
     Scalar,
     Verification,
 )
@@ -28,6 +29,7 @@ from kvyield_server.domain.model.evidence import (
     is_death,
     is_lighter,
     is_no_lighter,
+    usable_free,
     usable_tokens,
 )
 from kvyield_server.domain.model.interface import Mask, Measured
@@ -35,6 +37,7 @@ from kvyield_server.domain.model.mixture import Floats
 from kvyield_server.domain.model.need import was_served
 
 SAME = 1e-9
+MOST_DEATHS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,14 +76,15 @@ class History:
             for start in self.starts
             if start.came_up
             and start.id not in self.mistyped
-            and _same_fraction(fraction_of(start), fraction)
+            and _same_fraction(start.fraction, fraction)
             and self._is_same(start.flags, flags)
         ]
         if not found:
             return None
         newest_first = [start.measurements for start in reversed(found)]
         sampled = (max(_befores(start), default=None) for start in reversed(found))
-        free = next((m.free_at_ready_gib for m in newest_first if m.free_at_ready_gib is not None), None)
+        readies = (usable_free(start, start.measurements.free_at_ready_gib) for start in reversed(found))
+        free = next((gib for gib in readies if gib is not None), None)
         return Measured(
             starts=tuple(found),
             pool_tokens=next((p for m in newest_first if (p := usable_tokens(m.pool_tokens)) is not None), None),
@@ -94,18 +98,23 @@ class History:
         self, flags: Flags, fractions: Floats, prompt_tokens: int, _concurrent: int
     ) -> tuple[Mask, Observation | None]:
         """Return the fractions that a death which counts rules out, and the death that rules out the lowest."""
-        lowest, death = np.inf, None
+        found = min(self._ruled_out(flags, prompt_tokens), key=lambda each: each[0], default=None)
+        lowest, death = (np.inf, None) if found is None else found
+        mask: Mask = fractions >= lowest - SAME
+        return mask, death
+
+    def lowest_deaths(self, flags: Flags, prompt_tokens: int) -> Floats:
+        """Return the fractions from which the deaths that count at such a prompt rule out, the lowest few, rising."""
+        found = sorted({fraction for fraction, _ in self._ruled_out(flags, prompt_tokens)})
+        return np.array(found[:MOST_DEATHS])
+
+    def _ruled_out(self, flags: Flags, prompt_tokens: int) -> Iterator[tuple[float, Observation]]:
         for start in self.deaths:
             fraction = fraction_of(start)
             prompt = start.failure.prompt_tokens if start.failure else None
             is_longer = start.outcome is Outcome.OOM_RUNTIME and prompt is not None and prompt_tokens < prompt
-            if fraction is None or is_longer or is_lighter(self.engine.name, flags, start.flags):
-                continue
-            fraction -= self._short(start)
-            if fraction < lowest:
-                lowest, death = fraction, start
-        mask: Mask = fractions >= lowest - SAME
-        return mask, death
+            if fraction is not None and not is_longer and not is_lighter(self.engine.name, flags, start.flags):
+                yield fraction - self._short(start), start
 
     def _short(self, death: Observation) -> float:
         """Return by how much lower a fraction would have left what a dying prompt still wanted."""
@@ -149,6 +158,25 @@ class History:
             return False
         prompt = death.failure.prompt_tokens if death.failure else None
         return any(was_served(check) and check.prompt_tokens >= (prompt or 0) for check in start.verifications)
+
+    def failed(self, flags: Flags) -> Observation | None:
+        """Return the newest start under these very flags that never came up, where none under them ever did.
+
+        One that failed while it loaded weights had no pool yet: the fraction does not matter then.
+        """
+        fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
+        for start in reversed(self.starts):
+            at_load = start.failure is not None and start.failure.phase is Phase.LOAD
+            is_there = _same_fraction(start.fraction, fraction)
+            if not (at_load or is_there) or not self._is_same(start.flags, flags):
+                continue
+            if start.came_up:
+                return None
+            if (start.outcome is Outcome.FAILED or at_load) and not held_by_others(start):
+                came_up = (other for other in self.starts if other.came_up and self._is_same(other.flags, flags))
+                is_outlived = any(at_load or _same_fraction(other.fraction, fraction) for other in came_up)
+                return None if is_outlived else start
+        return None
 
     def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
         """Return the newest served verification, under flags no lighter, of a prompt no shorter and as many at once."""
@@ -219,7 +247,8 @@ def _covers(check: Verification, prompt_tokens: int, concurrent: int) -> bool:
 
 
 def _befores(start: Observation) -> list[float]:
-    return [check.free_before_gib for check in start.verifications if check.free_before_gib is not None]
+    before = (usable_free(start, check.free_before_gib) for check in start.verifications)
+    return [gib for gib in before if gib is not None]
 
 
 def _same_fraction(one: float | None, other: float | None) -> bool:

@@ -129,7 +129,7 @@ class YieldModel(Protocol):
     def need(self, flags: Flags, prompt_tokens: int) -> Need:
         """Return what a prompt of this length takes under these flags."""
 
-    def survives(self, predicted: Predicted, need: Need | float) -> Floats | None:
+    def survives(self, flags: Flags, predicted: Predicted, need: Need | float, prompt_tokens: int) -> Floats | None:
         """Return P(free memory at ready - need >= 0) at each fraction; None where nothing tells free memory."""
 
     def headroom(self, flags: Flags, fraction: float, need: Need | float, level: float = 0.9) -> Estimate | None:
@@ -142,6 +142,12 @@ class YieldModel(Protocol):
 
     def measured(self, flags: Flags) -> Measured | None:
         """Return what live starts that came up under these very flags measured (memory-irrelevant flags aside)."""
+
+    def failed(self, flags: Flags) -> Observation | None:
+        """Return the newest start under these very flags that never came up, where none under them ever did."""
+
+    def implausible(self, start: Observation) -> str | None:
+        """Return why a start's fraction cannot be what it ran with, None where it may be."""
 
     def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
         """Return a passed verification, under flags no lighter, of a prompt no shorter and as many at once."""

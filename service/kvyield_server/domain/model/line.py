@@ -147,8 +147,12 @@ class LinePosterior:
         return mean, np.sqrt(np.maximum(variance, 1e-12)), np.broadcast_to(self.weight[:, None], mean.shape)
 
     def gib(self, x: Floats) -> tuple[Floats, Floats, Floats]:
-        """Return mean, standard deviation and weight of K at each x, GiB, without the scatter of starts."""
-        mean = self.theta[:, 2:3] * x - self.theta[:, 3:4]
+        """Return mean, standard deviation and weight of K at each x, GiB, without the scatter of starts.
+
+        No component falls with the fraction.
+        """
+        rise = self.theta[:, 2:3]
+        mean = rise * self.center - self.theta[:, 3:4] + np.maximum(rise, 0.0) * (x - self.center)
         c = self.covariance
         variance = c[:, 2, 2, None] * x * x - 2.0 * x * c[:, 2, 3, None] + c[:, 3, 3, None]
         return mean, np.sqrt(np.maximum(variance, 1e-12)), np.broadcast_to(self.weight[:, None], mean.shape)

@@ -32,6 +32,7 @@ from kvyield_server.domain.facts.observation import (
     Verification,
 )
 from kvyield_server.domain.facts.scalars import any_named, as_count, as_number, first_given
+from kvyield_server.domain.model.evidence import usable_free
 from kvyield_server.domain.model.line import truncation
 from kvyield_server.domain.model.mixture import Floats, Mixture
 
@@ -45,6 +46,11 @@ ONE_CHUNK_LOG_SD = 0.15
 REPEAT_LOG_SD = 0.1
 LEAST_DROP_GIB = 0.05
 UNKNOWN_LENGTH = 0
+UNRELATED, UNRELATED_MEASURED = 0.002, 0.05
+"""How many deaths have a cause of their own, such as a neighbour nobody saw: few beside arithmetic alone, more beside
+free memory that was measured."""
+UNMEASURED_DOUBT, MEASURED_SHARE = 0.004, 0.1
+"""How often free memory is nowhere near what arithmetic says, and what each start that measured it leaves of that."""
 ROOMY = 0.5
 """A prompt that left more than this share of its own drop free was in no hurry: its drop overstates the need."""
 ROOM_LOG_SHIFT, ROOM_LOG_SD = -0.1, 0.12
@@ -109,6 +115,29 @@ def survival(free: Mixture, need: PromptNeed | float) -> Floats:
         tails = ndtr(np.log(left / need.median_gib) / need.log_sd)
     chance: Floats = np.minimum((free.weight * (tails @ share)).sum(axis=0), 1.0)
     return chance
+
+
+def given_deaths(chance: Floats, fractions: Floats, at_deaths: Floats, deaths: Floats, measured: int) -> Floats:
+    """Return the chance of survival at each fraction, given that starts died at ``deaths`` (fractions, rising).
+
+    ``chance`` and ``at_deaths`` are the chances without that knowledge. Survival is taken to end at one unknown
+    fraction: every death lies above it, or has a cause of its own, which few have. So of the chance that survival ends
+    beyond k of the deaths only the k-th power of that share is left. Where few starts (``measured``) had their free memory
+    read, the arithmetic behind the chances may be wrong: it may then end at any fraction.
+    """
+    doubt = UNMEASURED_DOUBT * MEASURED_SHARE**measured
+    chance = (1.0 - doubt) * chance + doubt * (1.0 - fractions)
+    at_deaths = (1.0 - doubt) * at_deaths + doubt * (1.0 - deaths)
+    reached = np.minimum.accumulate(np.clip(at_deaths, 0.0, 1.0))
+    unexplained = (UNRELATED_MEASURED if measured else UNRELATED) ** np.arange(deaths.size + 1)
+    ends = np.concatenate(([1.0], reached)) - np.concatenate((reached, [0.0]))
+    likely = ends * unexplained
+    beyond = np.concatenate((likely[::-1].cumsum()[::-1][1:], [0.0]))  # survival ends above the next death, weighted
+    segment = np.searchsorted(deaths, fractions - 1e-9)
+    floor = np.concatenate((reached, [0.0]))[segment]
+    left = np.maximum(chance - floor, 0.0) * unexplained[segment] + beyond[segment]
+    given: Floats = np.clip(left / likely.sum(), 0.0, 1.0)
+    return given
 
 
 def headroom(free: Mixture, need: PromptNeed | float, index: int, level: float = 0.9) -> Estimate:
@@ -381,10 +410,11 @@ def _drops(start: Observation, *, without_graphs: bool) -> Iterable[Drop]:
     """Return what each served prompt with sampled memory took, in the order sent."""
     chunk = chunk_tokens(start.engine.name, start.flags)
     seen = [check for check in start.verifications if check.lowest_free_gib is not None]
-    befores = [check.free_before_gib for check in seen if check.free_before_gib is not None]
+    befores = [gib for check in seen if (gib := usable_free(start, check.free_before_gib)) is not None]
     firsts = [max(befores)] if befores else []
-    if start.measurements.free_at_ready_gib is not None:
-        firsts.append(start.measurements.free_at_ready_gib)
+    ready = usable_free(start, start.measurements.free_at_ready_gib)
+    if ready is not None:
+        firsts.append(ready)
     longest = 0
     for check in seen:
         lowest = check.lowest_free_gib
@@ -405,7 +435,7 @@ def _limits(start: Observation, free_at: Callable[[Observation], float | None]) 
 
     A death that says what it wanted and what was free tells by how much the prompt would have needed more.
     """
-    measured = start.measurements.free_at_ready_gib
+    measured = usable_free(start, start.measurements.free_at_ready_gib)
     free = measured if measured is not None else free_at(start)
     if free is None or free <= 0.0 or free == inf:
         return

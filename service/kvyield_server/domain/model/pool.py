@@ -44,6 +44,7 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, first_given, is_on
 from kvyield_server.domain.facts.versions import parse_version
+from kvyield_server.domain.model.evidence import fraction_of, usable_tokens
 from kvyield_server.domain.model.line import GIB, LinePosterior, Normal
 from kvyield_server.domain.model.mixture import Floats, Mixture, fixed
 from kvyield_server.domain.model.prior import Knowledge, Setting
@@ -54,6 +55,10 @@ SPAN = 0.0195
 STEEPEST = 1.2
 LARGEST_POOL_GIB = 1e5
 UNSOUND = 0.05
+LEAST_FRACTION = 0.05
+"""Below this a fraction of all memory has no room for weights."""
+_DENSEST = 4.0
+"""KV dtypes that a log may not name hold up to so many times the tokens of 16 bits."""
 
 SHIFT_SD_GIB = {
     "version": 1.0,
@@ -137,8 +142,9 @@ class PoolLine:
         """The memory that the fraction multiplies, GiB; None where nothing tells."""
         if self.posterior is None or not (self.knowledge.knows_base or self.tells_slope):
             return None if not self.knowledge.knows_base else self.knowledge.line.base
-        mean, covariance = self.posterior.moments()
-        return Normal(max(float(mean[2]), 0.0), sqrt(max(float(covariance[2, 2]), 1e-12)))
+        _, covariance = self.posterior.moments()
+        mean = float(self.posterior.weight @ np.maximum(self.posterior.theta[:, 2], 0.0))  # as K(f) rises
+        return Normal(mean, sqrt(max(float(covariance[2, 2]), 1e-12)))
 
     @cached_property
     def slope(self) -> Mixture | None:
@@ -201,7 +207,9 @@ class PoolLine:
     def at(self, flags: Flags, fractions: Floats) -> PoolAt:
         """Return the pool under these flags at each fraction."""
         change, count = self.change(flags), fractions.size
-        x = fractions * self.share(flags)
+        spec = NAMES[self.setting.engine.name]
+        is_entries = spec.counts_blocks is not None and count > 0 and bool((fractions > 1.0).all())
+        x = np.ones(count) if is_entries else fractions * self.share(flags)
         line = self._tokens(x, change)
         kv_gib = None if self.posterior is None or not self._tells_memory else self._gib(x, change)
         budget = np.zeros(count) if kv_gib is None else (kv_gib.weight * kv_gib.mean).sum(axis=0)
@@ -212,6 +220,9 @@ class PoolLine:
             pool = replace(line, ceiling=float(cap - cap % self.page_tokens))
             flag = name if bool((pool.above(pool.ceiling) > 0.0).any()) else None
         fixed_pool, fixed_name = self._fixed(flags, change, count)
+        if is_entries:
+            fixed_pool = replace(fixed(1.0, count), mean=(np.floor(fractions) * self.entry_tokens(flags))[None, :])
+            fixed_name = spec.fraction
         if fixed_pool is not None:
             pool, flag, cap = fixed_pool, fixed_name, float(fixed_pool.mean[0, 0])
             taken = np.full(count, cap * per_token) if per_token is not None else budget
@@ -291,6 +302,14 @@ class PoolLine:
             )
             return mixture, name
         return None, None
+
+    def entry_tokens(self, flags: Flags) -> int:
+        """Return the tokens of one block where the fraction flag counts blocks: as measured, flagged, or the usual."""
+        measured = None if self.running is None else usable_tokens(self.running.measurements.pool_tokens)
+        entries = None if self.running is None or measured is None else self.running.fraction
+        if measured is not None and entries is not None and entries > 1.0 and measured % int(entries) == 0:
+            return measured // int(entries)
+        return as_count(first_given(flags, "cache_block_seq_len")) or NAMES[self.setting.engine.name].counts_blocks or 1
 
     # What a change of flags does
 
@@ -423,6 +442,30 @@ class PoolLine:
         return 0.5 * weights if weights is not None and 0.0 < weights < 1e3 else 0.0
 
     # What cannot be
+
+    def implausible(self, start: Observation) -> str | None:
+        """Return why a start's fraction cannot be what it ran with, None where it may be.
+
+        Too little memory for the weights, or for the pool at a price of 4-bit KV; a flag that sizes the pool by itself
+        makes any fraction possible.
+        """
+        spec, fraction = NAMES[self.setting.engine.name], fraction_of(start)
+        if fraction is None or spec.scales_free_memory or any(is_on(start.flags.get(n)) for n in spec.inert_with):
+            return None
+        prior, tokens = self.knowledge.line, usable_tokens(start.measurements.pool_tokens)
+        weights = prior.weights.mean if self.knowledge.knows_weights and self.knowledge.knows_base else None
+        if weights is not None and fraction * prior.base.mean < 0.5 * weights:
+            told = f"{fraction * prior.base.mean:.1f} GiB in all, and the weights alone take about {weights:.1f}"
+        elif tokens is not None and self.knowledge.knows_cost and self.knowledge.knows_base:
+            least, given = tokens * exp(prior.cost.mean) / GIB / _DENSEST, fraction * prior.base.mean
+            if least <= given:
+                return None
+            told = f"{given:.1f} GiB in all, and a pool of {tokens:,} tokens takes {least:.1f} or more"
+        elif fraction < LEAST_FRACTION and weights is None:
+            told = "no room for the weights of any model that one would size a pool for"
+        else:
+            return None
+        return f"{spec.fraction} {fraction:g} leaves {told}: was it mistyped?"
 
     def contradiction(self) -> str | None:
         """Return what contradicts what where the line cannot be a real GPU's, None when it is sound."""

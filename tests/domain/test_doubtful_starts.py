@@ -1,0 +1,266 @@
+"""Starts that died, failed or were posted with a wrong figure: what advice may still say beside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domain.door import advise, fitted, predict
+from domain.ledgers import advised_fraction, codes, is_kept, on_line, passed, pool_at, start, words
+from kvyield_server.domain.answers import Status
+from kvyield_server.domain.engines.token_cost import speculation, token_cost
+from kvyield_server.domain.facts.observation import (
+    Cause,
+    Engine,
+    EngineName,
+    Failure,
+    Hardware,
+    Model,
+    Observation,
+    Outcome,
+    Phase,
+)
+from kvyield_server.domain.model.need import given_deaths
+
+QWEN: dict[str, Any] = {
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 131_072,
+    "torch_dtype": "bfloat16",
+}
+H100 = Hardware(gpu="NVIDIA H100 80GB HBM3", gpu_count=1, memory_gib=79.65, unified_memory=False)
+ENGINES: dict[EngineName, tuple[Engine, dict[str, Any]]] = {
+    EngineName.SGLANG: (
+        Engine(name=EngineName.SGLANG, version="0.5.12"),
+        {"tp_size": 1, "context_length": 131_072, "kv_cache_dtype": "auto", "speculative_algorithm": None},
+    ),
+    EngineName.VLLM: (
+        Engine(name=EngineName.VLLM, version="0.26.0"),
+        {"tensor_parallel_size": 1, "max_num_batched_tokens": 8192, "max_model_len": 131_072, "kv_cache_dtype": "auto"},
+    ),
+    EngineName.TENSORRT_LLM: (Engine(name=EngineName.TENSORRT_LLM, version="1.2.0"), {}),
+    EngineName.LMDEPLOY: (Engine(name=EngineName.LMDEPLOY, version="0.10.0"), {}),
+}
+
+
+def qwen(number: int, fraction: float, pool: int | None = None, free: float | None = None, **more: Any) -> Observation:
+    """Return a start of an 8B model on one H100."""
+    engine, flags = ENGINES[more.pop("on", EngineName.SGLANG)]
+    flags = {**flags, **more.pop("flags", {})}
+    model = Model(name="Qwen/Qwen3-8B", facts=QWEN)
+    return start(number, fraction, pool, free, hardware=H100, model=model, engine=engine, flags=flags, **more)
+
+
+# Deaths
+
+
+@pytest.mark.parametrize("name", list(ENGINES))
+@pytest.mark.parametrize("outcome", ["oom_startup", "oom_runtime"])
+@pytest.mark.parametrize("prefer", ["keep", "pool"])
+def test_advice_steps_well_below_each_death_where_nothing_measured_free_memory(
+    name: EngineName, outcome: str, prefer: str
+) -> None:
+    """Three deaths one after the other, each at what was advised: no step is a thousandth."""
+    starts: list[Observation] = []
+    fraction = 0.95
+    for number in range(3):
+        starts.append(qwen(number, fraction, on=name, outcome=outcome))
+        advice = advise(starts, 100_000, prefer=prefer)
+        assert advised_fraction(advice) <= fraction - 0.02, words(advice)
+        fraction = advised_fraction(advice)
+
+
+@given(
+    death=st.integers(600, 980).map(lambda value: value / 1000),
+    serving=st.booleans(),
+    others=st.lists(st.integers(300, 590).map(lambda value: value / 1000), max_size=4),
+    prompt=st.sampled_from([None, 1_000, 100_000]),
+)
+@settings(max_examples=25, deadline=None)
+def test_just_below_a_death_memory_is_unlikely_to_hold(
+    death: float, serving: bool, others: list[float], prompt: int | None
+) -> None:
+    """Whatever came up far below and never had its free memory measured."""
+    outcome = "oom_runtime" if serving else "oom_startup"
+    failure = Failure(phase=Phase.SERVING, prompt_tokens=prompt) if serving else Failure(phase=Phase.POOL)
+    starts = [*(qwen(n, f) for n, f in enumerate(others)), qwen(9, death, outcome=outcome, failure=failure)]
+    fit = fitted(starts)
+    flags = {name: value for name, value in fit.flags.items() if name != "mem_fraction_static"}
+    chance = fit.survives(flags, fit.at(flags, np.array([death - 0.001])), fit.need(flags, 100_000), 100_000)
+    assert chance is not None
+    assert chance[0] < 0.6
+
+
+def test_free_memory_measured_beside_a_death_speaks_against_it() -> None:
+    """Four starts measured 5 GiB and more close below: one death does not make them a lie."""
+    starts = [on_line(n, fraction) for n, fraction in enumerate((0.86, 0.87, 0.88, 0.89))]
+    died = start(9, 0.9, pool_at(0.9), outcome="oom_startup")
+    alone, beside = advise(starts, 480_000, prefer="pool"), advise([*starts, died], 480_000, prefer="pool")
+    assert advised_fraction(beside) >= min(advised_fraction(alone), 0.899) - 0.005
+
+
+def test_chances_given_deaths_are_those_of_one_fraction_where_survival_ends() -> None:
+    """By hand: the chance between two deaths is what is left of the prior's there, and none is left below certainty."""
+    fractions = np.array([0.5, 0.8, 0.9, 0.95])
+    found = given_deaths(np.array([1.0, 0.8, 0.4, 0.2]), fractions, np.array([0.8, 0.2]), np.array([0.8, 0.95]), 99)
+    total = 0.2 + 0.6 * 0.05 + 0.2 * 0.0025
+    expected = [1.0, (0.6 * 0.05 + 0.2 * 0.0025) / total, (0.2 * 0.05 + 0.2 * 0.0025) / total, 0.2 * 0.0025 / total]
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+@given(
+    chance=st.lists(st.floats(0.0, 1.0), min_size=3, max_size=30),
+    deaths=st.lists(st.integers(0, 29), min_size=1, max_size=5, unique=True),
+    measured=st.sampled_from([0, 1, 20]),
+)
+@settings(max_examples=100, deadline=None)
+def test_deaths_never_raise_a_chance_and_never_make_it_rise_with_the_fraction(
+    chance: list[float], deaths: list[int], measured: int
+) -> None:
+    """For any falling chances."""
+    falling = np.sort(np.array(chance))[::-1]
+    at = np.array(sorted({min(index, falling.size - 1) for index in deaths}))
+    fractions = np.arange(1, falling.size + 1) / 100.0
+    found = given_deaths(falling, fractions, falling[at], fractions[at], measured)
+    assert (found <= falling + 1e-9).all() or measured < 20
+    assert (np.diff(found) <= 1e-9).all()
+
+
+@pytest.mark.parametrize("phase", [Phase.SERVING, Phase.POOL, Phase.GRAPH_CAPTURE, Phase.UNKNOWN])
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_a_start_that_failed_for_want_of_gpu_memory_is_a_death(name: EngineName, phase: Phase) -> None:
+    """The outcome says "failed" alone; the same flags are not advised again."""
+    failure = Failure(phase=phase, cause=Cause.GPU_MEMORY)
+    failed = qwen(1, 0.9, on=name, outcome="failed", failure=failure)
+    assert failed.death is (Outcome.OOM_RUNTIME if phase is Phase.SERVING else Outcome.OOM_STARTUP)
+    advice = advise([failed], 100_000)
+    assert advice.status is not Status.OK or advised_fraction(advice) < 0.88
+    assert "ran_out_of_memory" in codes(advice)
+
+
+@pytest.mark.parametrize("cause", [Cause.GPU_MEMORY, Cause.ERROR, Cause.KILLED, None])
+@pytest.mark.parametrize("outcome", ["failed", "oom_startup"])
+@pytest.mark.parametrize("name", list(ENGINES))
+def test_flags_under_which_the_weights_never_loaded_are_not_ok(
+    name: EngineName, outcome: str, cause: Cause | None
+) -> None:
+    """No fraction mends that; a later start that came up does."""
+    failed = qwen(1, 0.9, on=name, outcome=outcome, failure=Failure(phase=Phase.LOAD, cause=cause))
+    advice = advise([failed], 100_000)
+    assert advice.status is Status.AT_RISK
+    assert "same_flags_failed" in codes(advice)
+    later = qwen(2, 0.85, 370_000, 9.0, on=name, checks=[passed(120_000)])
+    assert "same_flags_failed" not in codes(advise([failed, later], 100_000))
+
+
+# Figures that cannot be
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+@pytest.mark.parametrize(("fraction", "pool"), [(0.02, 400_000), (0.09, 381_000), (0.092, None), (0.04, 1_000)])
+def test_a_fraction_that_leaves_no_room_for_the_weights_is_doubted(
+    name: EngineName, fraction: float, pool: int | None
+) -> None:
+    """What runs is kept by its own figures, but never without saying that its fraction cannot be."""
+    advice = advise([qwen(1, fraction, pool, on=name)], 900)
+    assert advice.status is not Status.OK
+    assert "mistyped" in words(advice)
+
+
+@pytest.mark.parametrize("fraction", [0.85, 0.5, 0.3])
+def test_a_fraction_that_the_weights_leave_room_for_is_not_doubted(fraction: float) -> None:
+    pool = round((fraction * 79.0 - 15.7) * 2**30 / 147_456)
+    assert "implausible_fraction" not in codes(advise([qwen(1, fraction, pool, 9.0)], 900))
+
+
+def test_a_tiny_fraction_beside_a_flag_that_sizes_the_pool_is_not_doubted() -> None:
+    """vLLM takes bytes whatever the fraction says."""
+    start = qwen(1, 0.02, 60_000, on=EngineName.VLLM, flags={"kv_cache_memory_bytes": 9 * 2**30})
+    assert "implausible_fraction" not in codes(advise([start], 50_000))
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+@pytest.mark.parametrize("free", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("before", [(), ((0.85, 9.0), (0.87, 7.5))])
+def test_no_fraction_above_what_runs_has_more_room_than_was_measured_there(
+    name: EngineName, free: float, before: tuple[tuple[float, float], ...]
+) -> None:
+    """Little was left, which the arithmetic does not expect: more of the GPU for the pool leaves no more."""
+    starts = [qwen(n, f, round(572_000 * (f - 0.198)), left, on=name) for n, (f, left) in enumerate(before)]
+    starts.append(qwen(9, 0.9, round(572_000 * (0.9 - 0.198)), free, on=name))
+    fit = fitted(starts)
+    flags = {key: value for key, value in fit.flags.items() if "fraction" not in key and "utilization" not in key}
+    measured = fit.need(flags, 100_000).at_most(free)
+    advice = advise(starts, 402_300)
+    is_above = advice.probability is not None and advised_fraction(advice) >= 0.9
+    assert not is_above or (advice.probability.memory or 0.0) <= measured + 0.001
+
+
+# Counts of blocks
+
+
+@pytest.mark.parametrize("block", [64, 128])
+def test_lmdeploy_counts_of_blocks_hold_what_they_say(block: int) -> None:
+    """From one start with 4,000 blocks: kept, more blocks where more is asked for, none where memory does not allow."""
+    blocks = 256_000 // block
+    ran = qwen(1, blocks, blocks * block, on=EngineName.LMDEPLOY, flags={"session_len": 131_072})
+    assert is_kept(advise([ran], 100_000), blocks)
+    more = advise([ran], 100_000, concurrent=3)
+    assert more.flags["cache_max_entry_count"] == -(-blocks * 300_000 * 102 // (256_000 * 100))
+    assert more.prediction.pool_tokens is not None
+    assert more.prediction.pool_tokens.median >= 300_000
+    assert advise([ran], 100_000, concurrent=10).binding_constraint == "free_memory"
+    pool = predict([ran], {"cache_max_entry_count": 1_000}).pool_tokens
+    assert pool is not None
+    assert round(pool.median) == 1_000 * block
+
+
+def test_lmdeploy_counts_are_predicted_from_a_start_with_a_fraction() -> None:
+    ran = qwen(1, 0.8, 300_032, on=EngineName.LMDEPLOY)
+    prediction = predict([ran], {"cache_max_entry_count": 5_000})
+    assert prediction.pool_tokens is not None
+    assert round(prediction.pool_tokens.median) == 320_000
+    assert prediction.free_at_ready_gib is not None
+    assert "pool_is_capped" in {warning.code for warning in prediction.warnings}
+
+
+# Speculation
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ('{"method": "ngram", "num_speculative_tokens": 3}', "ngram"),
+        ('{"num_speculative_tokens": 3, "prompt_lookup_max": 4, "model": "[ngram]"}', "ngram"),
+        ("{'method': 'EAGLE3', 'model': 'org/draft'}", "eagle3"),
+        ('{"model": "org/draft", "num_speculative_tokens": 5}', "draft_model"),
+        ('{"method": null, "model": "org/draft"}', "draft_model"),
+        ("{}", ""),
+        ("null", ""),
+        ("none", ""),
+        ("DFLASH", "dflash"),
+        (None, ""),
+        (False, ""),
+    ],
+)
+def test_the_speculative_method_is_read_from_whatever_names_it(value: Any, expected: str) -> None:
+    assert speculation({"speculative_config": value}) == expected
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_drafts_from_the_text_itself_cost_no_layers(method: str) -> None:
+    engine = ENGINES[EngineName.VLLM][0]
+    costs = [
+        token_cost(QWEN, engine, {"tensor_parallel_size": 1, "speculative_config": value}, 1)
+        for value in (None, f'{{"method": "{method}", "num_speculative_tokens": 4}}')
+    ]
+    assert costs[0] == costs[1]
