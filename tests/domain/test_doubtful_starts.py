@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from domain.door import advise, fitted, predict
+from domain.door import advise, cold, fitted, predict, question
 from domain.ledgers import advised_fraction, codes, is_kept, on_line, passed, pool_at, start, words
+from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Status
 from kvyield_server.domain.engines.token_cost import speculation, token_cost
 from kvyield_server.domain.facts.observation import (
@@ -264,3 +265,69 @@ def test_drafts_from_the_text_itself_cost_no_layers(method: str) -> None:
         for value in (None, f'{{"method": "{method}", "num_speculative_tokens": 4}}')
     ]
     assert costs[0] == costs[1]
+
+
+# KV dtypes that a post by hand does not name
+
+
+def bare(number: int, fraction: float, times: float, dtype: str | None = None) -> Observation:
+    """Return a start whose pool is so many times the 16-bit one, with a KV dtype where it is named."""
+    engine, flags = ENGINES[EngineName.SGLANG]
+    own = {key: value for key, value in flags.items() if key != "kv_cache_dtype"}
+    own |= {} if dtype is None else {"kv_cache_dtype": dtype}
+    model = Model(name="Qwen/Qwen3-8B", facts=QWEN)
+    pool = round(571_000 * times * (fraction - 0.2))
+    return start(number, fraction, pool, hardware=H100, model=model, engine=engine, flags=own)
+
+
+@pytest.mark.parametrize(("named", "there", "silent"), [("fp8_e4m3", 2.0, 1.0), ("auto", 1.0, 2.0), ("fp8", 1.9, 1.0)])
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_post_without_a_dtype_goes_where_its_pool_shows(named: str, there: float, silent: float, count: int) -> None:
+    """Beside starts of the other dtype it has a deployment of its own, and both are answered for."""
+    starts = [bare(1, 0.85, there, named), bare(2, 0.8, silent), bare(3, 0.9, silent)][: 1 + count]
+    fit = fitted(starts)
+    assert {start.flags.get("kv_cache_dtype") == named for start in fit.starts} == {False}
+    assert "confounded" not in fit.summary.labels
+    pool = fit.predict({"mem_fraction_static": 0.88}).pool_tokens
+    assert pool is not None
+    assert pool.median == pytest.approx(571_000 * silent * 0.68, rel=0.02)
+
+
+@pytest.mark.parametrize("named", ["fp8_e4m3", "auto"])
+def test_a_post_without_a_dtype_joins_starts_like_itself(named: str) -> None:
+    """Unknown joins known where the pools agree."""
+    times = 2.0 if named != "auto" else 1.0
+    assert len(fitted([bare(1, 0.85, times, named), bare(2, 0.8, times)]).starts) == 2
+
+
+# Free memory that cannot be
+
+
+@pytest.mark.parametrize("free", [129.0, 1e6, -5.0, -1e300])
+def test_free_memory_that_the_gpu_cannot_have_is_not_counted_and_named(free: float) -> None:
+    starts = [qwen(1, 0.85, 371_000), qwen(2, 0.9, 400_000, free)]
+    advice = advise(starts, 100_000)
+    assert "impossible_free_memory" in codes(advice)
+    predicted = predict(starts, {"mem_fraction_static": 0.88}).free_at_ready_gib
+    assert predicted is None or abs(predicted.median) < 80.0
+
+
+@pytest.mark.parametrize("target", [100_000, 500_000_000])
+def test_no_figure_beyond_the_gpu_is_answered(target: int) -> None:
+    """Bytes for a pool far beyond the GPU leave -21,000 GiB: null, and named."""
+    flags = {"kv_cache_memory_bytes": 2**30}
+    start = qwen(1, 0.9, 7_000, on=EngineName.VLLM, flags=flags)
+    free = advise([start], target).prediction.free_at_ready_gib
+    assert free is None or abs(free.median) <= 80.0
+    if target > 1_000_000:
+        assert free is None
+        assert "impossible_free_memory" in codes(advise([start], target))
+
+
+def test_without_any_start_the_answer_does_not_speak_of_one() -> None:
+    """Nothing was posted: what is lacking is a start, not a second one."""
+    hardware, engine = Hardware(gpu="Some Accelerator", gpu_count=1), ENGINES[EngineName.SGLANG][0]
+    advice = recommend(cold(hardware, Model(name="any/model"), engine), question(1_000))
+    assert advice.status is Status.NOT_ENOUGH_EVIDENCE
+    assert "No start was posted" in advice.explanation
+    assert "second start" not in advice.explanation

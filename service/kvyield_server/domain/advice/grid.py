@@ -287,11 +287,17 @@ def _run_around(option: Option, meets: Mask, index: int) -> tuple[float, float]:
 
 
 def _least_bad(option: Option, able: Mask, sure: Mask) -> int:
-    """Return the smallest fraction whose pool holds with the confidence, else the one with the best joint chance."""
+    """Return the smallest fraction whose pool holds with the confidence, else the one with the best joint chance.
+
+    One that a start was made with stays where a smaller one would hardly be likelier.
+    """
     joint = option.joint
     holding = np.flatnonzero(able & sure)
     if holding.size and joint[holding[0]] >= LEAST_JOINT:
-        return int(holding[0])
+        near = int(np.argmin(np.abs(option.fractions - anchor_fraction(option.case))))
+        is_free = option.case.question.prefer == Prefer.KEEP and option.case.anchor is not None
+        stays = is_free and near in holding and joint[near] >= joint[holding[0]] - LEAST_JOINT
+        return near if stays else int(holding[0])
     if able.any():
         best = int(np.argmax(np.where(able, joint, -1.0)))
         if joint[best] > 0.0 or option.fractions.size == 1:

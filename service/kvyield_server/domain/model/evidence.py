@@ -115,7 +115,7 @@ def usable_free(start: Observation, gib: float | None) -> float | None:
     if gib is None or not isfinite(gib):
         return None
     total = start.hardware.memory_gib
-    return gib if -LEAST_GIB * MOST_GIB <= gib <= (MOST_GIB if total is None else 1.1 * total) else None
+    return gib if -1.0 <= gib <= (MOST_GIB if total is None else 1.1 * total) else None
 
 
 def classify(start: Observation) -> Evidence:

@@ -122,8 +122,8 @@ def given_deaths(chance: Floats, fractions: Floats, at_deaths: Floats, deaths: F
 
     ``chance`` and ``at_deaths`` are the chances without that knowledge. Survival is taken to end at one unknown
     fraction: every death lies above it, or has a cause of its own, which few have. So of the chance that survival ends
-    beyond k of the deaths only the k-th power of that share is left. Where few starts (``measured``) had their free memory
-    read, the arithmetic behind the chances may be wrong: it may then end at any fraction.
+    beyond k of the deaths only the k-th power of that share is left. Where few starts (``measured``) had their free
+    memory read, the arithmetic behind the chances may be wrong: it may then end at any fraction.
     """
     doubt = UNMEASURED_DOUBT * MEASURED_SHARE**measured
     chance = (1.0 - doubt) * chance + doubt * (1.0 - fractions)

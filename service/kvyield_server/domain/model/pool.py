@@ -78,6 +78,9 @@ SHIFT_SD_GIB = {
 """Doubt about w, GiB, where two starts differ in one field of the key (design: partial pooling)."""
 UNKNOWN_SHIFT_SD_GIB = 2.0
 VERSION_COST_SD = 0.02
+LENGTH_DOUBT = 0.03
+"""Doubt about what a longer request takes, as a share: a workspace is proportional to it (5.16 GiB at 1,048,576 tokens
+and 1.29 at 262,144 in a recorded start), and starts differ by some hundredths of a GiB."""
 LATENT_RATIO_SD = 0.001
 """8-bit KV holds exactly twice the tokens with plain attention (measured); latent caches may add scales."""
 _PRICED = frozenset({"kv_dtype", "tp", "dp", "dp_attention", "pp", "dcp", "speculation", "draft"})
@@ -117,7 +120,8 @@ class PoolLine:
 
     ``posterior`` is None where nothing was known beforehand and nothing measured. ``setting.flags`` stand in for flags
     not given. ``measured_at`` are the abscissae of the points. ``bend`` is how much flatter than its slope the line may
-    be where another pipeline stage decides.
+    be where another pipeline stage decides. ``gib_per_length`` is what a token of vLLM's context length takes of the
+    pool's memory, where starts show it (a workspace that grows with the longest request).
     """
 
     setting: Setting
@@ -129,6 +133,7 @@ class PoolLine:
     running: Observation | None = None
     is_other_version: bool = False
     bend: float = 0.0
+    gib_per_length: float = 0.0
 
     def share(self, flags: Flags) -> float:
         """Return what the engine multiplies the fraction by under these flags."""
@@ -339,12 +344,16 @@ class PoolLine:
         differing = frozenset(
             item for item in flags.items() if item[0] in key_flags and own.get(item[0], ...) != item[1]
         )
-        if not differing and not self.is_other_version:
-            return NO_CHANGE
-        found = self._changes.get(differing)
-        if found is None:
-            found = self._changes[differing] = self._worked_out(flags)
-        return found
+        found = NO_CHANGE
+        if differing or self.is_other_version:
+            known = self._changes.get(differing)
+            found = self._changes[differing] = self._worked_out(flags) if known is None else known
+        longer = longest_request(self.setting, flags) - longest_request(self.setting, own) if self.gib_per_length else 0
+        if not longer:
+            return found
+        freed = -self.gib_per_length * longer
+        doubt = hypot(found.shift_sd_gib, LENGTH_DOUBT * freed)
+        return replace(found, freed_gib=found.freed_gib + freed, shift_sd_gib=doubt)
 
     def _worked_out(self, flags: Flags) -> Change:
         s = self.setting
@@ -517,6 +526,12 @@ class PoolLine:
         low, _, _ = self.slope.quantiles(0, (0.05, 0.5, 0.95))
         doubt = 2.0 * known.sd if keeps_states(self.setting.model) else 0.0
         return low * exp(known.mean) / GIB / card.gib / (1.0 + doubt)
+
+
+def longest_request(setting: Setting, flags: Flags) -> int:
+    """Return the context length that vLLM starts with, the model's own where it is unset or fitted; 0 if unknown."""
+    given = as_count(flags.get(NAMES[setting.engine.name].context))
+    return given or read_shape(setting.model.facts).context_length or 0
 
 
 def _draft_ratio(before: Flags, after: Flags, running: Observation | None) -> tuple[float, float]:

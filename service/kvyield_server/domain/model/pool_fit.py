@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from math import exp, hypot
 
 import numpy as np
@@ -34,7 +35,7 @@ from kvyield_server.domain.model.evidence import (
     mark_equal_pools,
 )
 from kvyield_server.domain.model.line import GIB, LinePosterior, NoiseScales, Normal, Points, fit_line
-from kvyield_server.domain.model.pool import SPAN, UNIFORM_SD, VERSION_COST_SD, PoolLine
+from kvyield_server.domain.model.pool import SPAN, UNIFORM_SD, VERSION_COST_SD, PoolLine, longest_request
 from kvyield_server.domain.model.prior import UNKNOWN_COST_SD, Knowledge, Setting, logged_base, printed_sd
 
 PAGES = (256, 128, 64, 32, 16)
@@ -42,6 +43,8 @@ VLLM_BLOCK = 16
 REBASE_GIB = 0.05
 GIB_ROUNDING = 0.003
 LEAST_DISAGREEMENT = 0.005
+LEAST_LENGTH_GIB, MOST_COMPARED = 0.5, 16
+"""Equal starts of vLLM differ by less than this."""
 DISCRETE = NoiseScales(
     relative=(0.0, 3e-5, 1e-4, 3e-4, 1e-3, 3e-3, 1e-2, 5e-2, 0.25),
     boot=(0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 4.0),
@@ -105,6 +108,8 @@ def fit_pool(
         prior = replace(prior, slopes=lent.slopes, crossings=crossings)
     is_unified = has_unified_memory(setting.hardware)
     page = page_tokens(setting, evidence)
+    per_length = _gib_per_length(evidence, setting)
+    evidence = tuple(_at_one_length(item, setting, per_length) for item in evidence) if per_length else evidence
     chosen = [item for item in evidence if item.use is Use.POINT]
     points = _points(chosen, setting, prior.base, page, has_base=knowledge.base_source == "logged")
     agreed = _agreed(points, prior.cost, prior.base, knowledge, setting, is_unified=is_unified)
@@ -128,6 +133,7 @@ def fit_pool(
         measured_tokens=tuple(kept.tokens.tolist()),
         running=running,
         bend=_stage_bend(setting),
+        gib_per_length=per_length,
     )
     if is_unified:
         labels |= {Label.UNIFIED_MEMORY}
@@ -147,6 +153,33 @@ def fit_pool(
         drift_tokens=by,
         drift_detail="" if drifted is None else "; ".join(_what_differs(chosen[-2].start, drifted)),
     )
+
+
+def _gib_per_length(evidence: Sequence[Evidence], setting: Setting) -> float:
+    """Return GiB per token of context length by which vLLM's pool is smaller, told by starts alike but for the length.
+
+    0 where nothing shows it: most models reserve nothing that grows with the longest request.
+    """
+    if setting.engine.name is not EngineName.VLLM:
+        return 0.0
+    name, found = NAMES[setting.engine.name].context, [(0, 0.0)]
+    points = [item for item in evidence if item.use is Use.POINT and item.kv_gib is not None]
+    for one, other in combinations(points[-MOST_COMPARED:], 2):
+        more = longest_request(setting, one.start.flags) - longest_request(setting, other.start.flags)
+        less = (other.kv_gib or 0.0) - (one.kv_gib or 0.0)
+        is_alike = one.fraction == other.fraction and differing_flags(one.start.flags, other.start.flags) == [name]
+        if is_alike and abs(less) > LEAST_LENGTH_GIB and more * less > 0.0:
+            found.append((abs(more), less / more))
+    return max(found)[1]
+
+
+def _at_one_length(item: Evidence, setting: Setting, per_length: float) -> Evidence:
+    """Return a start's GiB as they would be with the context length of what runs."""
+    more = longest_request(setting, item.start.flags) - longest_request(setting, setting.flags)
+    if item.use is not Use.POINT or item.kv_gib is None or item.kv_gib <= 0.0 or not more:
+        return item
+    gib = item.kv_gib + per_length * more
+    return item._replace(kv_gib=gib, tokens=None) if gib > 0.0 else item
 
 
 def _refusal_words(evidence: Sequence[Evidence]) -> list[Caution]:

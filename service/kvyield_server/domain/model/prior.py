@@ -15,6 +15,8 @@ from kvyield_server.domain.engines.fraction_share import is_sized_after_capture,
 from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.engines.token_cost import (
     BLOCK_DRAFTS,
+    UNKNOWN_DRAFT_FACTOR,
+    UNKNOWN_DRAFT_SD,
     has_states_of_their_own,
     is_pinned,
     kv_element_bytes,
@@ -37,7 +39,7 @@ LOGGED_WEIGHTS_SD = 0.0024
 """Doubt about T - A as a share of A: what comes and goes between the two lines of a log and the sizing of the pool."""
 TRANSFER_SD = 0.005
 GRAPHS_GIB, GRAPHS_SD_GIB = 1.5, 0.8
-STATES_SD_GIB = 3.0
+STATES_SD_GIB, STATES_COST_SD = 3.0, 0.15
 BOOT_SD_GIB = 0.2
 """By how much vLLM's memory beside the pool differs between boots with a draft or states: see docs/adr/0006."""
 VLLM_EXTRA = Normal(1.7, 1.6)
@@ -113,10 +115,14 @@ def prior_knowledge(setting: Setting, starts: Sequence[Observation], transfers: 
     base, base_source = _base(setting, starts)
     weights, weights_source = _weights(setting, starts, transfers, base)
     cost, cost_source, formula = _cost(setting, transfers)
+    beside = _target_price(starts) if cost_source == "unknown" else None
+    if beside is not None:
+        cost, cost_source = beside, "target"
     own = [ratio for start in starts if (ratio := _printed_price(start)) is not None]
     printed = combined(own)
     if printed is not None:
         cost_source = "printed"
+        cost = Normal(cost.mean, max(cost.sd, abs(cost.mean - printed.mean)))  # what is printed is what is billed
     crossings = tuple(_named_crossings(starts, base))
     line = LinePrior(
         base=base,
@@ -351,6 +357,19 @@ def _budget_gib(start: Observation) -> float | None:
         return None
     draft = as_number(start.measurements.draft_kv_cache_gib)
     return printed if algorithm == "" else None if draft is None else printed + draft
+
+
+def _target_price(starts: Sequence[Observation]) -> Normal | None:
+    """Return log c from what SGLang printed of the target's pool alone, where no config tells what a draft adds.
+
+    The newest start that says so counts.
+    """
+    for start in reversed(starts):
+        tokens, printed = usable_tokens(start.measurements.pool_tokens), as_number(start.measurements.kv_cache_gib)
+        if start.engine.name is EngineName.SGLANG and tokens is not None and printed is not None and printed > 0.05:
+            doubt = STATES_COST_SD if keeps_states(start.model) else UNKNOWN_DRAFT_SD
+            return price(printed * GIB / tokens * UNKNOWN_DRAFT_FACTOR, doubt)
+    return None
 
 
 def _loaded_price(start: Observation) -> Normal | None:
