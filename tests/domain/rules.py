@@ -147,14 +147,16 @@ def _first(asked: Asked) -> Iterator[str]:
 
 def _died(start: Observation) -> bool:
     """Return whether a start ran out of the GPU's memory, or may have."""
-    return start.outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME, Outcome.REFUSED)
+    is_named = start.outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME, Outcome.REFUSED)
+    by_cause = start.failure is not None and start.failure.cause is Cause.GPU_MEMORY
+    return is_named or (start.outcome is Outcome.FAILED and by_cause)
 
 
 def _may_forbid(death: Observation, holder: Observation, asked: Asked) -> bool:
     """Return whether a death may count against the holder's flags at this prompt."""
     if death.fraction is None or holder.fraction is None or death.fraction > holder.fraction + 1e-9:
         return False
-    if death.outcome is Outcome.OOM_RUNTIME:
+    if death.death is Outcome.OOM_RUNTIME:
         prompt = death.failure.prompt_tokens if death.failure else None
         return prompt is None or prompt <= asked.target
     return death.observed_at > holder.observed_at
@@ -174,11 +176,13 @@ def _third(asked: Asked) -> Iterator[str]:
     for death in asked.starts:
         if death.failure is not None and death.failure.cause not in (None, Cause.GPU_MEMORY):
             continue
+        if death.failure is not None and death.failure.phase is Phase.LOAD:
+            continue  # it had no pool yet: the fraction had no part in it
         if death.fraction is None or stated < death.fraction - 1e-9 or _is_lighter(advice, death):
             continue
-        if death.outcome is Outcome.OOM_RUNTIME and _counts_while_serving(death, asked):
+        if death.death is Outcome.OOM_RUNTIME and _counts_while_serving(death, asked):
             yield f"rule 3: {stated} though {death.fraction} ran out of memory while serving"
-        if death.outcome is Outcome.OOM_STARTUP and _counts_at_start(death, asked):
+        if death.death is Outcome.OOM_STARTUP and _counts_at_start(death, asked):
             yield f"rule 3: {stated} though {death.fraction} ran out of memory at start-up"
     if advice.status is Status.OK:
         for start in asked.starts:
