@@ -156,14 +156,15 @@ def fit_pool(
 
 
 def _gib_per_length(evidence: Sequence[Evidence], setting: Setting) -> float:
-    """Return GiB per token of context length by which vLLM's pool is smaller, told by starts alike but for the length.
+    """Return GiB per token of context length by which vLLM's pool is smaller, told by starts that came
+    up, alike but for the length.
 
     0 where nothing shows it: most models reserve nothing that grows with the longest request.
     """
     if setting.engine.name is not EngineName.VLLM:
         return 0.0
     name, found = NAMES[setting.engine.name].context, [(0, 0.0)]
-    points = [item for item in evidence if item.use is Use.POINT and item.kv_gib is not None]
+    points = [item for item in evidence if item.start.came_up and item.use is Use.POINT and item.kv_gib is not None]
     for one, other in combinations(points[-MOST_COMPARED:], 2):
         more = longest_request(setting, one.start.flags) - longest_request(setting, other.start.flags)
         less = (other.kv_gib or 0.0) - (one.kv_gib or 0.0)
