@@ -16,7 +16,6 @@ from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.engines.token_cost import (
     BLOCK_DRAFTS,
     UNKNOWN_DRAFT_FACTOR,
-    UNKNOWN_DRAFT_SD,
     has_states_of_their_own,
     is_pinned,
     kv_element_bytes,
@@ -39,7 +38,9 @@ LOGGED_WEIGHTS_SD = 0.0024
 """Doubt about T - A as a share of A: what comes and goes between the two lines of a log and the sizing of the pool."""
 TRANSFER_SD = 0.005
 GRAPHS_GIB, GRAPHS_SD_GIB = 1.5, 0.8
-STATES_SD_GIB, STATES_COST_SD = 3.0, 0.15
+STATES_SD_GIB = 3.0
+TARGET_COST_SD = 0.15
+"""Without a config, what a draft or states add to the price of the target's own pool is a guess."""
 BOOT_SD_GIB = 0.2
 """By how much vLLM's memory beside the pool differs between boots with a draft or states: see docs/adr/0006."""
 VLLM_EXTRA = Normal(1.7, 1.6)
@@ -367,8 +368,7 @@ def _target_price(starts: Sequence[Observation]) -> Normal | None:
     for start in reversed(starts):
         tokens, printed = usable_tokens(start.measurements.pool_tokens), as_number(start.measurements.kv_cache_gib)
         if start.engine.name is EngineName.SGLANG and tokens is not None and printed is not None and printed > 0.05:
-            doubt = STATES_COST_SD if keeps_states(start.model) else UNKNOWN_DRAFT_SD
-            return price(printed * GIB / tokens * UNKNOWN_DRAFT_FACTOR, doubt)
+            return price(printed * GIB / tokens * UNKNOWN_DRAFT_FACTOR, TARGET_COST_SD)
     return None
 
 
