@@ -108,7 +108,9 @@ def plain(command: str, folder: Path) -> list[str]:
         if chosen in ("...", "…"):
             continue
         chosen = PLACEHOLDERS.get(chosen.removesuffix("...").removesuffix("_OF_THE_START"), chosen)
-        words.append(str(folder / "file") if re.fullmatch(r"FILE|LOG(\.\.\.)?|DIR|\S+\.(log|db|ndjson)", chosen) else chosen)
+        words.append(
+            str(folder / "file") if re.fullmatch(r"FILE|LOG(\.\.\.)?|DIR|\S+\.(log|db|ndjson)", chosen) else chosen
+        )
     return words
 
 
