@@ -13,7 +13,7 @@ from kvyield.spool import Spool
 
 
 def add(spool: Spool, first: int) -> None:
-    """Adds for ever; prints each number after its `add` has returned."""
+    """Adds without end; prints each number after its `add` has returned."""
     number = first
     while True:
         spool.add(sample(number))
@@ -30,12 +30,12 @@ def send(spool: Spool, url: str) -> None:
 
 
 def bring(spool: Spool, url: str, first: int) -> None:
-    """Delivers starts for ever; prints each number once `send` has said that it is kept."""
+    """Delivers starts without end; prints each number once `send` has said that it is kept."""
     number = first
     with Client(url, limits=Limits(first_pause_seconds=0.01, total_seconds=5.0)) as client:
         while True:
             [delivery] = keep([sample(number)], spool).send(client)
-            assert delivery.fate in ("stored", "known", "spooled"), delivery
+            assert delivery.result in ("stored", "known", "spooled"), delivery
             print(number, flush=True)
             number += 1
 

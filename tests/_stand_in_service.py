@@ -179,7 +179,7 @@ def stored_but_cut(handler: Handler) -> None:
 
 
 def drip(head: bytes) -> Callable[[Handler], None]:
-    """After ``head`` one byte at a time for ever: each read succeeds, the answer never ends."""
+    """After ``head`` one byte at a time without end: each read succeeds, the answer never ends."""
 
     def dripping(handler: Handler) -> None:
         handler.raw(head)

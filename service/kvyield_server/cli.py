@@ -160,7 +160,7 @@ def create_token(database: str | None, name: str, roles: tuple[str, ...], expire
     with _storage(settings_from(database=database)) as storage:
         made, text = create(storage, name, roles, expires)
     click.echo(text)
-    until = f"until {made.expires_at:%Y-%m-%d %H:%M} UTC" if made.expires_at else "for ever"
+    until = f"until {made.expires_at:%Y-%m-%d %H:%M} UTC" if made.expires_at else "without expiry"
     click.echo(f"Token {made.id} ({made.name}, {made.roles_text}) is valid {until}. It is not shown again.", err=True)
 
 
@@ -186,7 +186,7 @@ def revoke_token(database: str | None, which: str) -> None:
 
     with _storage(settings_from(database=database)) as storage:
         revoked = revoke(storage, which)
-    click.echo(f"Token {revoked.id} ({revoked.name}) opens nothing any more.")
+    click.echo(f"Token {revoked.id} ({revoked.name}) is revoked.")
 
 
 @main.command()
@@ -208,7 +208,7 @@ def export(database: str | None, form: str, pair_id: UUID | None) -> None:
     if form == "parquet":
         MissingExtraError.unless("pyarrow", "parquet", "A Parquet file")
         if sys.stdout.isatty():
-            raise click.UsageError("A Parquet file is no text for a terminal: kvyield-server export ... > FILE.")
+            raise click.UsageError("A Parquet file is not text for a terminal: kvyield-server export ... > FILE.")
     with _storage(settings_from(database=database)) as storage:
         if form == "csv":
             out.write(csv_head())
@@ -278,7 +278,7 @@ def _lines(source: Path) -> Iterator[Any]:
     "--export", "target", type=click.Path(dir_okay=False, path_type=Path), required=True, help="NDJSON file, made first"
 )
 def retire(database: str | None, older_than: int, target: Path) -> None:
-    """Remove old starts that are retracted, or that no fit reads any more, after writing them to a file."""
+    """Remove old starts that are retracted, or that no fit reads, after writing them to a file."""
     from datetime import UTC, datetime, timedelta
 
     from kvyield_server.schemas.exports import ndjson

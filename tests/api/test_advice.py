@@ -144,7 +144,7 @@ def test_new_evidence_changes_the_answer_at_once(client: Client) -> None:
 
 
 def test_a_recommendation_is_stored_and_settled(client: Client, pair_id: str) -> None:
-    """The stored answer is the one that GET /recommend gives; the first start that names it settles it."""
+    """The stored answer is the one that GET /recommend gives; it is compared with the first start that names it."""
     posted = client.post("/recommendations", json=QUESTION)
     assert posted.status_code == 201
     way = posted.headers["location"]
@@ -162,7 +162,7 @@ def test_a_recommendation_is_stored_and_settled(client: Client, pair_id: str) ->
 
 
 def test_a_start_that_named_nothing_settles_when_it_is_said(client: Client, pair_id: str) -> None:
-    """A start that a watch posted settles by its id, the first for good; again changes nothing; the audit has it."""
+    """A watched start is tied to advice by its id, the first stays; again changes nothing; the audit has it."""
     ways = [client.post("/recommendations", json=QUESTION).headers["location"] for _ in range(2)]
     watched, later = (client.post("/observations", json=start(3, id=None, host=host)).json()["id"] for host in "ab")
     said = [client.post(f"{ways[0]}/settlement", json={"observation_id": watched}) for _ in range(2)]
@@ -369,14 +369,14 @@ def test_a_start_may_have_any_value_of_a_known_flag(client: Client) -> None:
 
 
 def test_an_engine_never_seen_on_the_pair_starts_cold(client: Client, pair_id: str) -> None:
-    """Another engine on a known pair is answered from the card and the model alone, and says so."""
+    """Another engine on a known pair is answered from the GPU and the model alone, and says so."""
     advice = recommend(client, engine="vllm", target_tokens=50000).json()
     assert (advice["engine"], advice["pair_id"]) == ("vllm", pair_id)
     assert advice["basis"]["kind"] in ("config_only", "transfer")
 
 
 def test_another_engine_version_is_said(client: Client, pair_id: str) -> None:
-    """Advice for a version that was never started stands on the one that was, and warns."""
+    """Advice for a version that was never started is based on the one that was, and warns."""
     advice = recommend(client, engine_version="0.6.0").json()
     assert advice["basis"]["observation_ids"]
     assert any("version" in warning["code"] for warning in advice["warnings"])
@@ -420,7 +420,7 @@ def test_a_start_of_another_pair_settles_nothing(client: Client, is_cold: bool) 
 
 @pytest.mark.parametrize("way", ["named in the post", "settled later"])
 def test_a_start_with_other_flags_than_advised_is_said_not_to_count(client: Client, way: str) -> None:
-    """A start at 0.918 after advice for another fraction settles it, and the answer says that it is not counted."""
+    """A start at 0.918 after advice for another fraction is tied to it, and the answer says that it is not counted."""
     client.post("/observations", json=start(1))
     client.post("/observations", json=start(2))
     kept = client.post("/recommendations", json={**NAMES, "target_tokens": 200_000}).json()

@@ -351,7 +351,7 @@ def test_a_type_that_the_engine_does_not_know_is_refused(client: Client, dtype: 
 
 
 def test_a_pair_whose_last_live_start_is_retracted_says_what_to_post(client: Client) -> None:
-    """Nothing is known of it any more: no advice, and every other question about it and its model is answered."""
+    """Nothing is known of it now: no advice, and every other question about it and its model is answered."""
     pair_id = client.post("/observations", json=start()).json()["pair_id"]
     other = {"gpu": "NVIDIA H200", "gpu_count": 8}
     client.post("/observations", json=start(1, hardware=other))

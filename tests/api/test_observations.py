@@ -122,14 +122,14 @@ def test_a_verification_of_nothing_is_not_found(client: Client) -> None:
 
 
 def test_a_retracted_observation_is_kept_and_left_out_of_fits(client: Client) -> None:
-    """Retraction marks the observation, with the first reason for ever, and takes it out of the evidence."""
+    """Retraction marks the observation, with the first reason kept, and takes it out of the evidence."""
     pair_id = client.post("/observations", json=start()).json()["pair_id"]
     client.post("/observations", json=start(3))
     way = f"/observations/{start()['id']}/retraction"
-    first = client.post(way, json={"reason": "wrong card"})
+    first = client.post(way, json={"reason": "wrong GPU"})
     again = client.post(way, json={"reason": "other"})
     assert (first.status_code, again.status_code) == (200, 200)
-    assert again.json()["retraction_reason"] == "wrong card"
+    assert again.json()["retraction_reason"] == "wrong GPU"
     assert client.get(f"/observations/{start()['id']}").json()["retracted_at"] == first.json()["retracted_at"]
     (fit,) = client.get(f"/pairs/{pair_id}/fits").json()["items"]
     assert [item["observation_id"] for item in fit["evidence"]] == [start(3)["id"]]
@@ -200,7 +200,7 @@ def test_a_recommendation_that_never_was_cannot_be_settled(client: Client) -> No
 
 
 def test_json_with_a_charset_is_json(client: Client) -> None:
-    """A charset beside application/json is no reason to refuse."""
+    """A charset beside application/json is not a reason to refuse."""
     content = json.dumps(start()).encode()
     answer = client.post("/observations", content=content, headers={"content-type": "application/json; charset=utf-8"})
     assert answer.status_code == 201

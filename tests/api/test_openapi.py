@@ -141,7 +141,7 @@ def test_nothing_is_untyped() -> None:
 
 @pytest.mark.parametrize("name", sorted(OPERATIONS))
 def test_each_operation_has_an_example(name: str) -> None:
-    """Of its needed parameters, its body, and each answer with a body that is no problem."""
+    """Of its needed parameters, its body, and each answer with a body that is not a problem."""
     operation = OPERATIONS[name]
     assert [step for step in examples() if step["operation"] == name]
     needed = [it["name"] for it in operation["parameters"] if it["required"] and "example" not in it]

@@ -1,7 +1,7 @@
 """Errors of predicted pools, beside what people use instead, on the same real starts and with the same evidence.
 
 From two starts: kvyield, a straight line by hand, and the hand rule "tokens per GiB of free memory". From one start:
-kvyield and the rule of three. From config and card alone: kvyield, a config-only calculator (a baseline written here:
+kvyield and the rule of three. From config and GPU alone: kvyield, a config-only calculator (a baseline written here:
 tests/bench/rules.py) and AIConfigurator's `estimate_kv_cache`. Engines' own suggestions where their logs hold any. Off
 is in tokens (GiB where a group printed no tokens); only kvyield gives intervals. Fails when a baseline does not
 reproduce what is known of it, when kvyield's median error, averaged over groups, is above another's, or when its 90 %
@@ -41,7 +41,7 @@ from kvyield_server.domain.model.fit import DeploymentFit, cold_fit
 HEADS = ("group and method", "predictions", "median off", "worst off", "median", "worst", "inside 90 %", "no answer")
 AICONFIGURATOR = ("aiconfigurator",)
 KNOWN_TO_IT = {"qwen3-8b": ("Qwen/Qwen3-8B", "h200_sxm"), KIMI.name: ("moonshotai/Kimi-K2.5", "rtx_pro_6000_server")}
-"""Models and cards as AIConfigurator names them; K2.5 has the layers of K2.6, which it bundles only in 4 bits."""
+"""Models and GPUs as AIConfigurator names them; K2.5 has the layers of K2.6, which it bundles only in 4 bits."""
 EQUAL = 0.00005
 """Two rules within 0.005 % of one another are as good: that is a token or a page."""
 
@@ -191,7 +191,7 @@ def _closer(methods: dict[str, Errors]) -> list[str]:
 
 
 def _cold(report: Report, everything: Sequence[Group]) -> None:
-    title = "From config, card and checkpoint size alone, before any start"
+    title = "From config, GPU and checkpoint size alone, before any start"
     report.section(title)
     found: dict[str, dict[str, Errors]] = {}
     known = [
@@ -221,7 +221,7 @@ def _aiconfigurator(report: Report, known: Sequence[Group], found: dict[str, dic
     except PeerMissingError as error:
         report.line(f"AIConfigurator was NOT RUN: {error}")
         return
-    report.line(f"{versions(python, AICONFIGURATOR)}, newest data of each card, chunks of 8,192 tokens")
+    report.line(f"{versions(python, AICONFIGURATOR)}, newest data of each GPU, chunks of 8,192 tokens")
     with Pipe(python, "peer_aiconfigurator.py") as pipe:
         for group in known:
             name, system = KNOWN_TO_IT.get(group.asked[0].model.name, (None, None))

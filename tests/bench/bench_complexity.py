@@ -51,7 +51,7 @@ def _clients(report: Report) -> None:
             runs = [store(server.url, server.job, numbers, clients=count, seconds=2.0) for _ in range(RUNS)]
             failed = sum(run.failed for run in runs)
             assert not failed, f"{failed} posts of {count} clients failed"
-            growth.add("starts a second", median(run.per_second for run in runs), None)
+            growth.add("starts per second", median(run.per_second for run in runs), None)
             for percent in (50, 99):
                 found = median(1000 * percentile(run.seconds, percent) for run in runs)
                 growth.add(f"p{percent}, ms", found, LINEAR)

@@ -34,7 +34,9 @@ def main() -> None:
         for start in starts:
             noise.check_sources(start, texts)
             outcomes[start.outcome] += 1
-    print(f"{total} damaged lines in {seconds:.1f} s, {seconds / total * 1e6:.0f} µs a line; starts: {dict(outcomes)}")
+    print(
+        f"{total} damaged lines in {seconds:.1f} s, {seconds / total * 1e6:.0f} µs per line; starts: {dict(outcomes)}"
+    )
 
 
 def noise_test() -> ModuleType:

@@ -2,9 +2,9 @@
 
 SQLite with one server, and PostgreSQL (which flushes each commit) with two replicas. Beside them a bare hello-world of
 the same web server shows what the machine could do in that round; all are measured in rotation. Fails under 500 durable
-posts a second on SQLite or 250 on PostgreSQL, over 250 ms for the 99th percentile of posts, under 3,000 starts a second
-in batches, 1,000 answers a second to one question while nothing changes or 150 to distinct ones, over 2 s from exec to
-ready, or when any request fails.
+posts per second on SQLite or 250 on PostgreSQL, over 250 ms for the 99th percentile of posts, under 3,000 starts per
+second in batches, 1,000 answers per second to one question while nothing changes or 150 to distinct ones, over 2 s from
+exec to ready, or when any request fails.
 
 Usage: PYTHONPATH=tests python tests/bench/bench_load.py [rounds]
 """

@@ -1,7 +1,7 @@
-"""The sampler against a known pattern of allocations on a real NVIDIA card.
+"""The sampler against a known pattern of allocations on a real NVIDIA GPU.
 
 Checks that each step of the pattern is seen to within one allocation granule (2 MiB), that a dip which lasts three
-sampling intervals is never missed, and prints what the sampler itself costs. Needs a card; says so where there is none.
+sampling intervals is never missed, and prints what the sampler itself costs. Needs a GPU; says so where there is none.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main() -> int:
     try:
         found = cards()
     except GpuError as error:
-        print(f"SKIPPED, no card to measure on: {error}")
+        print(f"SKIPPED, no GPU to measure on: {error}")
         return 0
     card = found[0]
     print(

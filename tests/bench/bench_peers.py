@@ -64,7 +64,7 @@ class Load:
         return 1000.0 * self.cpu / max(1, self.stored * weight)
 
     def cells(self, weight: int = 1) -> tuple[str, ...]:
-        """Return starts a second, latencies of a request, CPU per start and failures, as words."""
+        """Return starts per second, latencies of a request, CPU per start and failures, as words."""
         seconds = [one for run in self.runs for one in run.seconds] or [0.0]
         rate = weight * median(run.per_second for run in self.runs)
         p50, p99 = (1000.0 * percentile(seconds, percent) for percent in (50, 99))

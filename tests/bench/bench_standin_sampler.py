@@ -1,7 +1,7 @@
-"""What the memory sampler itself costs a host, without a card: eight stand-in cards behind NVML's names.
+"""What the memory sampler itself costs a host, without a GPU: eight stand-in GPUs behind NVML's names.
 
-Ten seconds of sampling every 20 ms while a known dip of 100 ms is made on one card each second. Fails when a dip is
-missed or when the sampler takes more than 5 % of a core. Real cards: bench_memory_sampler.py.
+Ten seconds of sampling every 20 ms while a known dip of 100 ms is made on one GPU each second. Fails when a dip is
+missed or when the sampler takes more than 5 % of a core. Real GPUs: bench_memory_sampler.py.
 
 Usage: PYTHONPATH=tests python tests/bench/bench_standin_sampler.py
 """
@@ -29,10 +29,10 @@ def main() -> int:
     def free() -> float:
         return 2.0 if (time.monotonic() - begin) % 1.0 > 0.9 else 70.0
 
-    nvml = FakeNvml([FakeCard(f"card {number}", f"GPU-{number}", free_gib=_of(number, free)) for number in range(8)])
+    nvml = FakeNvml([FakeCard(f"GPU {number}", f"GPU-{number}", free_gib=_of(number, free)) for number in range(8)])
     seen, dips = _sampled(nvml)
     report.line(
-        f"{seen.samples} readings of 8 cards in {SECONDS} s, longest gap {1000 * seen.longest_gap_seconds:.1f} ms"
+        f"{seen.samples} readings of 8 GPUs in {SECONDS} s, longest gap {1000 * seen.longest_gap_seconds:.1f} ms"
     )
     report.bar("every dip of 100 ms is seen", f"{dips} of {SECONDS}", is_met=dips == SECONDS)
     share = seen.cpu_seconds / SECONDS

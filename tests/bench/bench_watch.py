@@ -1,4 +1,4 @@
-"""What `kvyield watch` costs a host whose engine writes 200 lines a second: share of a core, and memory.
+"""What `kvyield watch` costs a host whose engine writes 200 lines per second: share of a core, and memory.
 
 A log grows with the lines of a server at work after one whole start-up. Fails when the watch takes 1 % of a core or
 more, more than 60 MB, or does not keep the start for the service, which is away.
@@ -58,7 +58,7 @@ def _watch(folder: Path, log: Path) -> psutil.Popen:
         "KVYIELD_SPOOL": str(folder / "spool"),
         "HOME": str(folder),
     }
-    facts = ["--gpu", "NVIDIA L4", "--gpu-count", "8", "--no-card", "--state", str(folder / "state")]
+    facts = ["--gpu", "NVIDIA L4", "--gpu-count", "8", "--no-gpu", "--state", str(folder / "state")]
     command = [sys.executable, "-m", "kvyield", "watch", "--log", str(log), *facts]
     return psutil.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 

@@ -16,7 +16,7 @@ LOGS = Path(__file__).parents[1] / "clients" / "engines" / "data" / "h200_logs.t
 CHECKPOINT_GIB = {"qwen3-8b": 15.256, "dsv2-lite": 29.257, KIMI.name: 554.0}
 """What the checkpoint files of the configs hold, from their parameter counts (K2.6: as published)."""
 CARD_GIB = {H200.gpu: 143_771 / 1024, PRO_6000.gpu: 97_887 / 1024}
-"""What nvidia-smi calls the card's total, which is what a person reads off."""
+"""What nvidia-smi calls the GPU's total, which is what a person reads off."""
 SUGGESTION = re.compile(rb"--kv-cache-memory=(\d+)` \([0-9.]+ GiB\) to fit into requested memory")
 
 
@@ -45,7 +45,7 @@ def proportion(first: Observation, asked: Observation) -> float | None:
 
 
 def config_only(asked: Observation, facts: Mapping[str, object]) -> float | None:
-    """Return card times fraction less the checkpoint's share, over the config's bytes per token: no engine in it."""
+    """Return GPU times fraction less the checkpoint's share, over the config's bytes per token: no engine in it."""
     card, checkpoint = CARD_GIB.get(asked.hardware.gpu), CHECKPOINT_GIB.get(asked.model.name)
     cost = _bytes_per_token(facts)
     if card is None or checkpoint is None or cost is None:

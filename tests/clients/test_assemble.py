@@ -56,7 +56,7 @@ def test_the_same_start_gives_the_same_id_and_another_one_another() -> None:
 
 
 def test_no_time_in_the_log_leaves_the_time_null() -> None:
-    """Without a time in the log nothing of the clock gets in: the id and the content stay the same for ever."""
+    """Without a time in the log nothing of the clock gets in: the id and the content always stay the same."""
     made = assemble(start(observed_at=None), Extras(options=options(gpu=GPU))).observation()
     assert made.observed_at is None
     assert made.id is not None
@@ -85,7 +85,7 @@ def test_names_come_from_options_first_and_measures_from_the_log() -> None:
 
 
 def test_gpu_count_follows_from_the_parallel_flags() -> None:
-    """The GPUs are the product of the parallel sizes; many cards on the host do not mean that all are used."""
+    """The GPUs are the product of the parallel sizes; many GPUs on the host do not mean that all are used."""
     made = assemble(start(), Extras(card=card(gpu=GPU, gpu_count=16, gpu_memory_gib=95.59)))
     assert made.observation().hardware.gpu_count == 8
     flags = {"mem_fraction_static": said(0.9)}
@@ -112,7 +112,7 @@ def test_each_engine_counts_gpus_its_own_way(engine: str, flags: dict[str, int],
 
 
 def test_a_card_of_another_kind_is_left_out() -> None:
-    """When the log names another GPU than this host has, none of the card's facts are used, and it is reported."""
+    """When the log names another GPU than this host has, none of the GPU's facts are used, and it is reported."""
     facts = {"model_name": said("m"), "gpu": said("NVIDIA A100")}
     made = assemble(start(facts=facts), Extras(card=card(gpu="NVIDIA H200", gpu_count=8, gpu_memory_gib=139.8)))
     assert made.observation().hardware.memory_gib is None

@@ -102,7 +102,7 @@ def test_dry_run_posts_nothing(online: StandIn, log: Path, home: Path) -> None:
 
 def test_dry_run_shows_what_is_missing(online: StandIn, log: Path) -> None:
     """Without a GPU's name the draft is still shown, with null, and the note names the option."""
-    result = run("observe", "--log", log, "--dry-run", "--json", "--no-card")
+    result = run("observe", "--log", log, "--dry-run", "--json", "--no-gpu")
     assert result.exit_code == 0
     assert objects(result)[0]["hardware"]["gpu"] is None
     assert "--gpu" in result.stderr
@@ -110,7 +110,7 @@ def test_dry_run_shows_what_is_missing(online: StandIn, log: Path) -> None:
 
 def test_incomplete_starts_fail_with_the_option_to_give(online: StandIn, log: Path) -> None:
     """A start that the service would refuse is not posted; exit code 1."""
-    result = run("observe", "--log", log, "--no-card")
+    result = run("observe", "--log", log, "--no-gpu")
     assert result.exit_code == 1
     assert "not posted" in result.stderr
     assert online.stored == {}
@@ -319,7 +319,7 @@ def test_history_shows_and_prints(online: StandIn, log: Path) -> None:
 
 def test_doctor_says_what_to_do(offline: None, log: Path) -> None:
     """Each check has a verdict, and what fails has advice; exit code 1 when something fails."""
-    result = run("doctor", "--no-card", "--log", log)
+    result = run("doctor", "--no-gpu", "--log", log)
     assert result.exit_code == 1
     assert "FAIL  service" in result.stdout
     assert "kvyield-server serve" in result.stdout
@@ -328,7 +328,7 @@ def test_doctor_says_what_to_do(offline: None, log: Path) -> None:
 
 def test_doctor_is_content_when_all_is_well(online: StandIn, log: Path) -> None:
     """With a service, a spool and a log all is well; as JSON it can be watched."""
-    result = run("doctor", "--no-card", "--log", log, "--json")
+    result = run("doctor", "--no-gpu", "--log", log, "--json")
     assert result.exit_code == 0, result.output
     assert {one["verdict"] for one in objects(result)} == {"ok"}
 
@@ -339,7 +339,7 @@ def test_doctor_finds_a_token_that_others_can_read(online: StandIn, home: Path) 
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text('token = "kv-1"\n')
     (folder / "config.toml").chmod(0o644)
-    result = run("doctor", "--no-card")
+    result = run("doctor", "--no-gpu")
     assert "chmod 600" in result.stdout
     assert online.tokens[-1] == "Bearer kv-1"
 
@@ -355,7 +355,7 @@ def test_config_file_facts_fill_what_logs_leave_open(online: StandIn, log: Path,
     folder = home / ".config" / "kvyield"
     folder.mkdir(parents=True)
     (folder / "config.toml").write_text('[facts]\ngpu = "NVIDIA H200"\nhost = "gpu-07"\n')
-    assert run("observe", "--log", log, "--no-card").exit_code == 0
+    assert run("observe", "--log", log, "--no-gpu").exit_code == 0
     [stored] = online.stored.values()
     assert (stored["hardware"]["gpu"], stored["hardware"]["gpu_count"], stored["host"]) == ("NVIDIA H200", 8, "gpu-07")
 
@@ -399,7 +399,7 @@ INTERRUPTIBLE = (  # a shell's background jobs, such as this run may be, ignore 
 def test_an_interrupt_is_130_and_loses_nothing(tmp_path: Path) -> None:
     """Ctrl-C while a log is read ends at once, without a traceback, with the shell's code for it."""
     os.mkfifo(tmp_path / "log")
-    words = ["observe", "--log", str(tmp_path / "log"), "--dry-run", "--no-card"]
+    words = ["observe", "--log", str(tmp_path / "log"), "--dry-run", "--no-gpu"]
     command = [sys.executable, "-c", INTERRUPTIBLE, *words]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     with process, (tmp_path / "log").open("wb") as pipe:

@@ -100,7 +100,7 @@ def test_problems_become_the_errors_of_the_tree(service: StandIn, code: int, kin
 
 @pytest.mark.parametrize("fault", [faults.drip_headers, faults.drip_body, faults.silent])
 def test_no_answer_can_hold_the_caller(service: StandIn, fault: Callable[[faults.Handler], None]) -> None:
-    """Headers or bodies that drip for ever, or silence, end at the deadline; the client works again at once."""
+    """Headers or bodies that drip without end, or silence, end at the deadline; the client works again at once."""
     service.faults.append(fault)
     with client_of(service) as client:
         began = time.monotonic()
@@ -154,7 +154,7 @@ def test_compressed_answers_are_refused(service: StandIn) -> None:
 
 
 def test_a_page_that_is_not_ours_is_not_a_refusal(service: StandIn) -> None:
-    """A 404 that is no problem document means a wrong address, not a refused observation."""
+    """A 404 that is not a problem document means a wrong address, not a refused observation."""
     service.faults.append(lambda handler: handler.raw(
         b"HTTP/1.1 404 Not Found\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\nnope"
     ))  # fmt: skip
@@ -245,7 +245,7 @@ def test_async_twin_has_the_same_bounds(service: StandIn) -> None:
 
 
 def test_pages_end_even_when_the_token_repeats(service: StandIn) -> None:
-    """A service that gives the same page token for ever does not trap the iterator."""
+    """A service that gives the same page token each time does not trap the iterator."""
     page = b'{"items": [], "next_page_token": "again"}'
     service.faults += [faults.body(page)] * 5
     with client_of(service) as client:

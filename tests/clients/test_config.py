@@ -50,7 +50,7 @@ def test_a_token_file_that_cannot_be_read_is_no_reason_to_lose_what_was_observed
 def test_a_configuration_that_is_named_and_not_there_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """``KVYIELD_CONFIG`` that leads nowhere is named on standard error; no file at the usual place is no word."""
+    """``KVYIELD_CONFIG`` that leads nowhere is named on standard error; no file at the usual place is not mentioned."""
     missing = {"KVYIELD_CONFIG": "/no/such.toml", "HOME": str(tmp_path)}
     assert load_settings(environment=missing).url == DEFAULT_URL
     assert "KVYIELD_CONFIG names /no/such.toml, which does not exist" in capsys.readouterr().err

@@ -71,7 +71,7 @@ def test_observe_reads_free_memory_of_a_ready_engine_from_the_gpu(gpu: Path, tmp
     [
         ([*READY, SERVED], ()),
         ([*READY, "Engine 000: Avg prompt throughput: 812.1 tokens/s, Avg generation throughput: 4.3 tokens/s"], ()),
-        (READY, ("--no-card",)),
+        (READY, ("--no-gpu",)),
         (READY, ("--gpu-count", "2")),
         (READY, ("--gpu", "NVIDIA A100")),
         ([*READY[:-1], "EngineCore failed to start.", "torch.OutOfMemoryError: CUDA out of memory. Tried"], ()),

@@ -56,7 +56,7 @@ def test_the_engine_behind_a_port_and_when_it_was_started(
 
 
 def test_what_is_no_engine_is_not_taken_for_one() -> None:
-    """This very test listens and is no engine; nobody listens on a port that was just free."""
+    """This very test listens and is not an engine; nobody listens on a port that was just free."""
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         own.listen()
@@ -240,7 +240,7 @@ METRICS = 'vllm:cache_config_info{gpu_memory_utilization="0.9",kv_cache_size_tok
     ],
 )
 def test_an_engine_elsewhere_tells_when_it_began(line: str, expected: datetime | None) -> None:
-    """Its metrics hold the start of the one process that they are of; what is no time is passed over."""
+    """Its metrics hold the start of the one process that they are of; what is not a time is passed over."""
     body = f"{METRICS}{line}\n".encode()
     running = Running(lambda path: (200, body) if path == "/metrics" else (404, b""))
     [start] = read_endpoints_only(running, Extras()).starts

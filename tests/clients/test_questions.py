@@ -151,7 +151,7 @@ def test_nothing_is_certain() -> None:
 
 
 def test_predictions_name_what_they_stand_on_and_warn(online: StandIn) -> None:
-    """The table is followed by the deployment that it stands on, and by each warning once."""
+    """The table is followed by the deployment that it is based on, and by each warning once."""
     online.prediction = {
         "basis": {"kind": "own_starts", "deployment": "sglang 0.5.12, DFLASH", "observation_ids": []},
         "warnings": [{"code": "few_starts", "detail": "only one start"}],
@@ -164,7 +164,7 @@ def test_predictions_name_what_they_stand_on_and_warn(online: StandIn) -> None:
 
 def test_the_only_pair_that_fits_is_meant(online: StandIn) -> None:
     """Names may be loose and some left out, as long as one pair fits; what was asked about is said."""
-    facts = ("--gpu", "NVIDIA RTX PRO 6000", "--gpu-count", "8", "--no-card", "--host", "elsewhere")
+    facts = ("--gpu", "NVIDIA RTX PRO 6000", "--gpu-count", "8", "--no-gpu", "--host", "elsewhere")
     assert run("observe", "-", *facts, stdin=LOG).exit_code == 0
     [stored] = online.stored.values()
     result = run(

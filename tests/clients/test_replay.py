@@ -65,11 +65,11 @@ def test_a_newer_reader_stores_nothing_twice(
     """A start that a newer or older reader posts again is known, kept as it was, and the note says so."""
     first, second = [sample(), richer()][::order]
     assert first.id == second.id
-    assert [one.fate for one in way([first], spool, client)] == ["stored"]
+    assert [one.result for one in way([first], spool, client)] == ["stored"]
     [again] = way([second], spool, client)
-    assert (again.fate, again.reason, again.stored_id) == ("known", KEPT, first.id)
+    assert (again.result, again.reason, again.stored_id) == ("known", KEPT, first.id)
     [same] = way([first], spool, client)
-    assert (same.fate, same.reason) == ("known", None)
+    assert (same.result, same.reason) == ("known", None)
     assert len(service.stored) == 1
     assert spool.items() == []
 
@@ -92,10 +92,10 @@ def test_two_servers_of_one_second_stay_two(
     one, other = richer(), changed(richer(), **difference)
     assert one.id == other.id
     for expected in ("stored", "known"):
-        assert {delivery.fate for delivery in way([one, other], spool, client)} == {expected}
+        assert {delivery.result for delivery in way([one, other], spool, client)} == {expected}
     newer = changed(other, log_excerpt="a reader that finds more")
     [again] = way([newer], spool, client)
-    assert (again.fate, again.reason) == ("known", KEPT)
+    assert (again.result, again.reason) == ("known", KEPT)
     assert len(service.stored) == 2
 
 
@@ -140,7 +140,7 @@ def test_verifications_reach_a_start_that_is_stored(service: StandIn, client: Cl
 
 
 def test_a_start_that_a_watch_posted_settles_what_it_followed(service: StandIn, client: Client) -> None:
-    """A report that names the recommendation settles it by the start that is stored without; nothing is stored anew."""
+    """A report that names the recommendation ties it to the start that is stored without; nothing is stored anew."""
     watched = post_start(client, sample())
     receipt = post_start(client, changed(sample(), recommendation_id=ONE))
     assert (receipt.id, receipt.created, receipt.note) == (watched.id, False, SETTLED)
@@ -150,7 +150,7 @@ def test_a_start_that_a_watch_posted_settles_what_it_followed(service: StandIn, 
 
 @pytest.mark.parametrize("code", [404, 409, 422])
 def test_a_recommendation_that_stays_open_is_said(service: StandIn, client: Client, code: int) -> None:
-    """When the service does not settle it (unknown, settled by another start, of another pair), the note says why."""
+    """When the service does not accept that (unknown, tied to another start, of another pair), the note says why."""
     post_start(client, sample())
     service.faults += [faults.status(409), lambda handler: handler._get(), faults.status(code)]
     note = post_start(client, changed(sample(), recommendation_id=ONE)).note or ""
@@ -185,9 +185,9 @@ def test_a_conflict_while_the_service_goes_away_waits(service: StandIn, spool: S
     """When the service goes away while a conflict is looked at, the observation waits in the spool."""
     post_start(client, sample())
     service.faults += [lambda handler: handler._post(), faults.status(503)]
-    assert [one.fate for one in deliver_batch([richer()], spool, client)] == ["spooled"]
+    assert [one.result for one in deliver_batch([richer()], spool, client)] == ["spooled"]
     assert spool.pending_count() == 1
-    assert [one.fate for one in keep([richer()], spool).send(client)] == ["known"]
+    assert [one.result for one in keep([richer()], spool).send(client)] == ["known"]
     assert spool.items() == []
 
 
@@ -205,10 +205,10 @@ def test_an_older_service_takes_verifications_as_it_knew_them(
     service.faults.append(faults.body(body, code=422))
     assert stored.stored_id is not None
     [added] = keep_verification(stored.stored_id, check, spool).send(client)
-    assert (stored.fate, added.fate, spool.items()) == ("stored", "stored", [])
+    assert (stored.result, added.result, spool.items()) == ("stored", "stored", [])
     refusal = {"index": 0, "status": 422, "problem": json.loads(body)}
     service.faults += [faults.body(json.dumps({"items": [refusal]}).encode()), faults.body(body, code=422)]
     batched = changed(sample(5), verifications=[check])
-    assert [one.fate for one in deliver_batch([batched], spool, client)] == ["stored"]
+    assert [one.result for one in deliver_batch([batched], spool, client)] == ["stored"]
     row = next(iter(service.stored.values()))
     assert [(one["passed"], one.get("answer")) for one in row["verifications"]] == [(passed, None)] * 2

@@ -67,7 +67,7 @@ def test_a_truncated_zstd_file_gives_what_it_holds(tmp_path: Path) -> None:
 
 
 def test_a_damaged_zstd_file_is_noted(tmp_path: Path) -> None:
-    """Bytes that are no frame are an honest note, not a traceback."""
+    """Bytes that are not a frame are an honest note, not a traceback."""
     file = tmp_path / "log.zst"
     file.write_bytes(zstd(b"first line\n" * 1000)[:20] + b"\xff" * 4000)
     source = sources.file_source(file)
@@ -186,7 +186,7 @@ def test_names_stand_for_files_folders_and_globs(tmp_path: Path) -> None:
 
 
 def test_pipes_and_devices_are_not_imported(tmp_path: Path) -> None:
-    """A name that is no regular file could be read for ever, so it is refused."""
+    """A name that is not a regular file could be read without end, so it is refused."""
     os.mkfifo(tmp_path / "pipe.log")
     for name in (str(tmp_path / "pipe.log"), "/dev/zero"):
         with pytest.raises(SourceError, match="no regular file"):

@@ -201,7 +201,7 @@ def test_damaged_files_step_aside(spool: Spool, damage: bytes) -> None:
 
 
 def test_folders_and_links_in_the_queue_do_not_stop_it(spool: Spool) -> None:
-    """Something that is no file under a file's name steps aside like a damaged file."""
+    """Something that is not a file under a file's name steps aside like a damaged file."""
     spool.add(sample())
     (spool.root / "pending" / "00000000000000000001-folder.json").mkdir()
     (spool.root / "pending" / "00000000000000000002-dangling.json").symlink_to("nowhere")
@@ -230,10 +230,10 @@ def test_a_full_disk_still_sends(spool: Spool, service: StandIn) -> None:
     """With a spool that cannot be written the observation is sent directly; with both away it is reported lost."""
     spool.root.write_text("a file where the folder should be")
     with client_of(service) as client:
-        assert [one.fate for one in keep([sample()], spool).send(client)] == ["stored"]
+        assert [one.result for one in keep([sample()], spool).send(client)] == ["stored"]
         service.faults += [faults.cut] * 2
         [lost] = keep([sample(1)], spool).send(client)
-    assert lost.fate == "lost"
+    assert lost.result == "lost"
     assert "spool" in (lost.reason or "")
 
 
@@ -242,8 +242,8 @@ def test_delivery_tells_what_became_of_each(spool: Spool, service: StandIn) -> N
     spool.add(sample(9))
     mixed = [sample(0), sample(1, model="refused/model"), sample(2)]
     with client_of(service) as client:
-        assert [one.fate for one in keep(mixed, spool).send(client)] == ["stored", "refused", "stored"]
-        assert [one.fate for one in keep(mixed[:1], spool).send(client)] == ["known"]
+        assert [one.result for one in keep(mixed, spool).send(client)] == ["stored", "refused", "stored"]
+        assert [one.result for one in keep(mixed[:1], spool).send(client)] == ["known"]
     assert service.posts[0] == str(sample(9).id)
 
 
@@ -252,9 +252,9 @@ def test_batches_spool_what_the_service_does_not_take(spool: Spool, service: Sta
     many = [sample(number) for number in range(5)]
     with client_of(service) as client:
         service.faults.append(faults.status(503))
-        assert {one.fate for one in deliver_batch(many, spool, client)} == {"spooled"}
+        assert {one.result for one in deliver_batch(many, spool, client)} == {"spooled"}
         assert len(spool.send(client.post_observation).sent) == 5
-        assert {one.fate for one in deliver_batch(many, spool, client)} == {"known"}
+        assert {one.result for one in deliver_batch(many, spool, client)} == {"known"}
     assert len(service.stored) == 5
 
 

@@ -44,7 +44,7 @@ def test_history_is_readable_at_80_columns(service: StandIn, monkeypatch: pytest
     """The ledger fits an ordinary terminal, says what it left out, and shows all where there is room."""
     monkeypatch.setenv("KVYIELD_URL", service.url)
     gpu = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
-    run("observe", "-", "--gpu", gpu, "--gpu-count", "8", "--no-card", stdin=LOG)
+    run("observe", "-", "--gpu", gpu, "--gpu-count", "8", "--no-gpu", stdin=LOG)
     monkeypatch.setenv("COLUMNS", "80")
     result = run("history")
     assert max(map(len, result.stdout.splitlines())) <= 80
@@ -69,6 +69,6 @@ def test_levers_are_not_broken_inside_a_flag(
 
 def test_times_are_explained_in_iso_form() -> None:
     """--explain shows a time as the wire has it."""
-    shown = run("observe", "-", "--no-card", "--dry-run", "--explain", stdin=LOG).stdout
+    shown = run("observe", "-", "--no-gpu", "--dry-run", "--explain", stdin=LOG).stdout
     assert "datetime" not in shown
     assert any(line.startswith("  observed_at = 20") and line.endswith("Z") for line in shown.splitlines())

@@ -20,7 +20,7 @@ LEAST_TOKENS = 1_000
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What the model said of one ledger, against the truth; None where the ledger is no evidence for a figure."""
+    """What the model said of one ledger, against the truth; None where the ledger is not evidence for a figure."""
 
     seed: int
     kinds: tuple[str, ...]

@@ -1,6 +1,6 @@
 """Simulated engines to restart until a target is verified, and the ways in which people search.
 
-Truths are drawn from the priors that the model states: free memory before load 1.5 % around the card's figure, the
+Truths are drawn from the priors that the model states: free memory before load 1.5 % around the GPU's figure, the
 price of a token 0.3 % around its formula and an unknown draft's factor lognormal around 1.06 with 8 %, cut to [1.0,
 1.25]; what the engine takes beside the pool 2.5 +- 2 GiB, never under 0.3; the share of the budget that is
 allocated 1.00 +- 0.03; equal starts 0.02 % apart; allocation granules up to 0.2 GiB; the prompt's need lognormal

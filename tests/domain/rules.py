@@ -286,7 +286,7 @@ def _seventh(asked: Asked) -> Iterator[str]:
 
 
 def _eighth(asked: Asked) -> Iterator[str]:
-    """Rule 8: less than five per cent is no advice, and what is unknown is null."""
+    """Rule 8: less than five per cent is not advised, and what is unknown is null."""
     advice = asked.advice
     demanded = asked.target * asked.concurrent
     held = any(came_up(start) and (start.measurements.pool_tokens or 0) >= demanded for start in asked.starts)

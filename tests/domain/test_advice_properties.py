@@ -260,7 +260,7 @@ def _assert_finite(value: Any, where: str = "advice") -> None:
     ],
 )
 def test_extreme_flags_are_answered(name: str, extreme: Scalar) -> None:
-    """Flags beyond any sense, in evidence and in questions alike, overflow nothing and leave figures finite."""
+    """Absurd flags, in evidence and in questions alike, overflow nothing and leave figures finite."""
     first, *others = worked_case()
     odd = replace(first, flags={**first.flags, name: extreme})
     for fit in fit_pair(PairEvidence((odd, *others))).deployments:
@@ -272,7 +272,7 @@ def test_extreme_flags_are_answered(name: str, extreme: Scalar) -> None:
 @pytest.mark.parametrize("figure", ["free_at_ready_gib", "free_before_load_gib", "kv_cache_gib", "weights_gib"])
 @pytest.mark.parametrize("extreme", [1e300, -1e300, 1e30, 5e-324, 0.0])
 def test_extreme_measurements_are_answered(figure: str, extreme: float) -> None:
-    """A figure that no card can have overflows nothing."""
+    """A figure that no GPU can have overflows nothing."""
     first, *others = worked_case()
     figures: dict[str, Any] = {"pool_tokens": 101_134, figure: extreme}
     measured = Measurements(**figures)

@@ -58,7 +58,7 @@ def test_groups_by_engine_and_basis() -> None:
 
 
 def test_a_start_with_other_flags_does_not_judge_the_prediction() -> None:
-    """A start that names an advice but took another fraction settles it without counting for coverage."""
+    """A start that names an advice but took another fraction is tied to it without counting for coverage."""
     item = settled(10, 240000)
     other = replace(item.observation, flags=kimi_flags(0.96, 8, context_length=200007))
     report = calibrate([replace(item, observation=other)])

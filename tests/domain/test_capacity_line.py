@@ -75,7 +75,7 @@ def test_one_start_with_config_and_card_reaches_the_target_in_one_restart() -> N
 
 
 def test_worked_case_prices_a_token_as_its_layers_do() -> None:
-    """The slope and the card together give 77,184 bytes per token to within one per cent."""
+    """The slope and the GPU together give 77,184 bytes per token to within one per cent."""
     cost = fit(worked_case()).summary.parameters["bytes_per_token"]
     assert cost.median == pytest.approx(77_184, rel=0.01)
 
@@ -129,7 +129,7 @@ def one_start_errors(ladder: Sequence[Observation]) -> tuple[list[float], list[b
 
 
 def test_one_public_start_with_its_kv_memory_predicts_the_others() -> None:
-    """On a card that is known by its size alone, one logged K gives the others to 0.1 % at the median, 2 % at worst."""
+    """On a GPU that is known by its size alone, one logged K gives the others to 0.1 % at the median, 2 % at worst."""
     starts = [s for s in case_groups()["vllm|A10-24Q|Qwen3-0.6B"] if s.measurements.kv_cache_gib is not None]
     errors = []
     for start in starts:

@@ -150,7 +150,7 @@ PRO_6000_STRANGER = start(99, **FULL).id
 
 
 def test_a_cold_start_says_what_it_stands_on() -> None:
-    """Config and card alone give a wide pool, other hardware's starts a narrower one; each names its basis."""
+    """Config and GPU alone give a wide pool, other hardware's starts a narrower one; each names its basis."""
     flags: dict[str, Any] = {"mem_fraction_static": 0.94, "tp_size": 8, "speculative_algorithm": "DFLASH"}
     facts = {**KIMI.facts, "checkpoint_bytes": 554 * 2**30}
     cold = cold_fit(hardware=PRO_6000, model=Model(name=KIMI.name, facts=facts), engine=SGLANG, flags=flags)

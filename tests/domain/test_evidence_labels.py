@@ -13,7 +13,7 @@ from kvyield_server.domain.model.evidence import Label, Use, classify
 from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 # Left out, since nothing that was posted shows it: the GLM-5.1 pairs that switched MTP along with the fraction without
-# saying so, and second servers on a card whose free memory was not logged.
+# saying so, and second servers on a GPU whose free memory was not logged.
 CONFOUNDED = {
     "sglang|MI355Xx8|Kimi-K3|dspark",
     "vllm|RTX3090x1|Llama-3.1-8B|ctx",
@@ -62,7 +62,7 @@ def test_public_cases_carry_each_label_where_it_belongs_and_nowhere_else(label: 
 
 
 def test_measured_ladders_carry_no_label() -> None:
-    """One card measured in full shows no contradiction, outlier or drift for any model and engine."""
+    """One GPU measured in full shows no contradiction, outlier or drift for any model and engine."""
     for model, engine in (("qwen3-8b", "sglang"), ("dsv2-lite", "sglang"), ("qwen3-8b", "vllm")):
         assert labels_of(tuple(h200_ladder(model, engine))) == set()
 

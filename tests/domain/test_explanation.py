@@ -1,4 +1,4 @@
-"""The explanation of an advice: which starts it stands on, what physics and data say, and what would change it."""
+"""The explanation of an advice: which starts it is based on, what physics and data say, and what would change it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_an_infeasible_target_says_what_binds_and_where_to_look() -> None:
 
 @pytest.mark.parametrize("tokens", [None, 554 * 2**30])
 def test_without_any_start_it_says_that_none_was_posted(tokens: int | None) -> None:
-    """A cold answer stands on config and card, and says so, or says what to post."""
+    """A cold answer is based on config and GPU, and says so, or says what to post."""
     facts = {**KIMI.facts, "total_size": tokens}
     fit = cold_fit(
         hardware=PRO_6000,

@@ -186,7 +186,7 @@ def odd_starts(draw: st.DrawFn) -> Observation:
 @pytest.mark.parametrize("extreme", EXTREMES)
 @pytest.mark.parametrize("where", ["checkpoint_bytes", "memory_gib", "kv_cache_gib"])
 def test_an_impossible_figure_is_as_good_as_none(where: str, extreme: float) -> None:
-    """An impossible size of the card, checkpoint or cache overflows nothing: a start's and a cold fit answer."""
+    """An impossible size of the GPU, checkpoint or cache overflows nothing: a start's and a cold fit answer."""
     facts: dict[str, Any] = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
     model = Model(name="m", facts={**facts, "checkpoint_bytes": extreme if where == "checkpoint_bytes" else 1e10})
     hardware = Hardware(gpu="x", gpu_count=1, memory_gib=extreme if where == "memory_gib" else 80.0)

@@ -260,7 +260,7 @@ def test_a_refusal_says_how_much_the_fraction_lacks() -> None:
 
 @pytest.mark.parametrize(("target", "least"), [(32_000, 0.95), (120_000, 0.9)])
 def test_a_dropped_draft_frees_its_weights(target: int, least: float) -> None:
-    """2.87 GiB of draft weights at 16.5 kB a token are more than 170,000 tokens: both fit without it, and it is the
+    """2.87 GiB of draft weights at 16.5 kB per token are more than 170,000 tokens: both fit without it, and it is the
     first lever, at the fraction where pool and memory together are likeliest."""
     runs = start(
         1,

@@ -60,7 +60,7 @@ def aiter_pool(fraction: float, *, long: bool) -> int:
 
 
 def test_aiters_share_of_the_fraction_is_applied() -> None:
-    """Short and long contexts of an AMD card share a line over the fraction that is really applied, 0.85 of it."""
+    """Short and long contexts of an AMD GPU share a line over the fraction that is really applied, 0.85 of it."""
     line = only(
         start(1, aiter_pool(0.7, long=True), mem_fraction_static=0.7, context_length=32768),
         start(2, aiter_pool(0.9, long=True), mem_fraction_static=0.9, context_length=32768),
@@ -288,7 +288,7 @@ def test_a_pool_of_exactly_the_requests_is_capped() -> None:
 
 
 def test_a_second_server_on_a_card_is_seen_where_free_memory_was_logged() -> None:
-    """Far less free before load than the empty card has is a neighbour, for SGLang and vLLM alike."""
+    """Far less free before load than the empty GPU has is a neighbour, for SGLang and vLLM alike."""
     for name in ("c6_sgl_q8_f0.8", "c4_vllm_q8_f0.8"):
         alone = h200_starts()[name]
         shared = replace(alone, measurements=replace(alone.measurements, free_before_load_gib=80.0))
@@ -305,7 +305,7 @@ def test_a_second_server_on_a_card_is_seen_where_free_memory_was_logged() -> Non
     ],
 )
 def test_vllm_boots_with_drafts_or_states_differ_beside_the_pool(group: str) -> None:
-    """One start of a public pair predicts the other inside its interval, though their slope is not the card's."""
+    """One start of a public pair predicts the other inside its interval, though their slope is not the GPU's."""
     starts = case_groups()[group]
     for one, other in (starts, starts[::-1]):
         prediction = only(one).predict(other.flags)

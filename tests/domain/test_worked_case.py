@@ -1,4 +1,4 @@
-"""The worked case: Kimi K2.6 with a DFlash draft on eight cards, a 200,000-token prompt wanted."""
+"""The worked case: Kimi K2.6 with a DFlash draft on eight GPUs, a 200,000-token prompt wanted."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_the_fitted_line_gives_advice_that_truly_holds(seen: int) -> None:
 
 
 def test_a_cold_start_is_advised_from_config_and_card() -> None:
-    """Before any start, config, card and checkpoint size give advice that names config as all that it stands on."""
+    """Before any start, config, GPU and checkpoint size give advice that names the config as its only basis."""
     facts = {**KIMI.facts, "total_size": 554 * 2**30}
     flags = {"tp_size": 8, "speculative_algorithm": None, "max_running_requests": 8}
     fit = cold_fit(

@@ -334,7 +334,7 @@ def test_a_long_list_is_cut_too(service: Service) -> None:
 
 
 def test_advice_is_stored_when_asked(service: Service) -> None:
-    """``store`` keeps the answer, which the start that follows settles; facts of an unknown model are taken too."""
+    """``store`` keeps the answer, to compare it with the start that follows; an unknown model's facts are taken too."""
     token = service.tokens["admin"]
     stored = over_http(service.url, token, calling("recommend", **ASKED, store=True))
     with service.http("admin") as client:

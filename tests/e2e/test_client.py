@@ -44,15 +44,15 @@ def test_a_newer_reader_and_a_replica_at_the_real_service(client: Client, tmp_pa
     """An import by a newer reader is known, a replica on another host is not, and both again store nothing."""
     spool, model = Spool(tmp_path / "spool"), "tests/replay"
     old = [sample(number, model=model) for number in range(20)]
-    assert {one.fate for one in deliver_batch(old, spool, client)} == {"stored"}
-    assert {(one.fate, one.reason) for one in deliver_batch(old, spool, client)} == {("known", None)}
+    assert {one.result for one in deliver_batch(old, spool, client)} == {"stored"}
+    assert {(one.result, one.reason) for one in deliver_batch(old, spool, client)} == {("known", None)}
     newer = [seen(one, host="gpu-01", flags={**one.flags, "page_size": 64}) for one in old]
-    assert {(one.fate, one.reason) for one in deliver_batch(newer, spool, client)} == {("known", None)}
+    assert {(one.result, one.reason) for one in deliver_batch(newer, spool, client)} == {("known", None)}
     assert client.observation(old[0].id or "").flags["page_size"] == 64
     pool = msgspec.structs.replace(old[0].measurements, pool_tokens=200_000)
     replica = seen(newer[0], host="gpu-02", measurements=pool)
-    assert [one.fate for one in keep([replica], spool).send(client)] == ["stored"]
-    assert [one.fate for one in keep([replica, newer[0]], spool).send(client)] == ["known", "known"]
+    assert [one.result for one in keep([replica], spool).send(client)] == ["stored"]
+    assert [one.result for one in keep([replica, newer[0]], spool).send(client)] == ["known", "known"]
     assert len(list(client.observations(model=model))) == 21
 
 
@@ -62,22 +62,22 @@ def test_a_verification_that_comes_with_a_known_start_is_kept_once(client: Clien
     keep([bare], spool).send(client)
     verified = seen(bare, verifications=[Verification(prompt_tokens=60_010, passed=True)])
     for _ in range(2):
-        assert [one.fate for one in keep([verified], spool).send(client)] == ["known"]
+        assert [one.result for one in keep([verified], spool).send(client)] == ["known"]
     assert [one.prompt_tokens for one in client.observation(bare.id or "").verifications] == [60_010]
 
 
 def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp_path: Path) -> None:
-    """A watch posts the start first; a report that names the advice then settles it, and both again change nothing."""
+    """A watch posts the start first; a report that names the advice then ties the two; both again change nothing."""
     spool, watched = Spool(tmp_path / "spool"), sample(1, model="tests/watched")
     hardware = watched.hardware
     keep([sample(0, model="tests/watched")], spool).send(client)
     kept = client.store_recommendation(
         target_tokens=1_000, model="tests/watched", gpu=hardware.gpu, gpu_count=hardware.gpu_count, engine="sglang"
     )
-    assert [one.fate for one in keep([watched], spool).send(client)] == ["stored"]
+    assert [one.result for one in keep([watched], spool).send(client)] == ["stored"]
     report = seen(watched, recommendation_id=kept.id)
     for _ in range(2):
-        assert [(one.fate, one.reason) for one in keep([report], spool).send(client)] == [("known", SETTLED)]
+        assert [(one.result, one.reason) for one in keep([report], spool).send(client)] == [("known", SETTLED)]
     assert client.recommendation(kept.id or "").observation_id == watched.id
     assert len(list(client.observations(model="tests/watched"))) == 2
 
@@ -88,7 +88,7 @@ def test_a_start_that_was_retracted_says_so_when_it_is_posted_again(client: Clie
     keep([start], spool).send(client)
     client.retract(start.id or "", "the log of another machine")
     [again] = keep([start], spool).send(client)
-    assert again.fate == "known"
+    assert again.result == "known"
     assert "was retracted on" in (again.reason or "")
     assert "the log of another machine; it counts as no evidence" in (again.reason or "")
 

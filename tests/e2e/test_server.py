@@ -223,7 +223,7 @@ FORMS = [
 
 @pytest.mark.parametrize("form", FORMS, ids=["urlencoded", "multipart"])
 def test_a_form_that_does_not_come_is_not_waited_for(hasty: Server, form: tuple[bytes, bytes]) -> None:
-    """A page's form has the same time as any body, and a client that goes away in its midst is no failure of ours."""
+    """A page's form has the same time as any body, and a client that goes away is not our failure."""
     with connected(hasty) as slow:
         slow.sendall(FORM % form)
         assert slow.recv(4096).startswith(b"HTTP/1.1 408 ")

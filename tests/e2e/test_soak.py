@@ -75,9 +75,9 @@ def test_a_full_disk_loses_nothing_that_was_promised(server: Server, small_disk:
     assert 0 < promised < 1000
     assert [item.observation for item in spool.items()] == [sample(number) for number in range(promised)]
     with Client(server.url) as client:
-        assert [one.fate for one in keep([sample(5000)], spool).send(client)] == ["stored"]
+        assert [one.result for one in keep([sample(5000)], spool).send(client)] == ["stored"]
         assert spool.items() == []
-        assert [one.fate for one in keep([sample(5001)], spool).send(client)] == ["stored"]
+        assert [one.result for one in keep([sample(5001)], spool).send(client)] == ["stored"]
         assert len(list(client.observations())) == promised + 2
 
 

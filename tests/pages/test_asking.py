@@ -45,7 +45,7 @@ def test_empty_fields_are_not_said() -> None:
     ],
 )
 def test_a_fault_is_said_beside_its_field(field: str, typed: str) -> None:
-    """What cannot be meant gives a sentence for that field, keeps what was typed, and asks nothing."""
+    """An impossible value gives a sentence for that field, keeps what was typed, and asks nothing."""
     form = ask(**{field: typed})
     assert form.question is None
     assert list(form.faults) == [field]

@@ -133,7 +133,7 @@ def test_retracting_a_start_takes_it_out_of_the_fit(page: Page, site: Site) -> N
 
 
 def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site) -> None:
-    """Kept advice waits in the log; the start that names it settles it and counts in the coverage."""
+    """Kept advice waits in the log; the start that names it is compared with it and counts in the coverage."""
     site.post(samples.worked_case())
     page.goto(f"{site.url}/ui/advice")
     expect(page.locator("main")).to_contain_text("No advice was kept yet")

@@ -207,7 +207,7 @@ def test_fewer_requests_move_free_memory(page: Page, site: Site) -> None:
 
 
 def test_a_faulty_target_is_said_and_the_plots_stay(page: Page, site: Site, watch: Watch) -> None:
-    """A target that is no number is said with a link to its field, and mending it brings the advice back."""
+    """A target that is not a number is reported with a link to its field, and correcting it brings the advice back."""
     watch.expected = ("422",)
     visit(page, site)
     field = page.get_by_label("Target: longest prompt, tokens")

@@ -118,7 +118,7 @@ def test_unknown_things_are_a_page_of_their_own(client: Client, storage: Storage
 
 
 def test_a_broken_filter_or_page_token_is_said(client: Client, storage: Storage) -> None:
-    """A filter that cannot be meant is said and hides nothing; a page token that nobody gave is a 422."""
+    """An impossible filter is reported and hides nothing; a page token that nobody gave is a 422."""
     history = client.get(f"/ui/pairs/{pair(storage)}/history?outcome=bogus")
     assert (history.status_code, "No such filter" in history.text) == (200, True)
     assert client.get("/ui?page_token=bogus").status_code == 422
@@ -252,7 +252,7 @@ def test_a_static_file_that_cannot_be_is_not_there(client: Client, name: str) ->
     ["/ui\r\nX: y", "/ui\n", "/ui\0", "/ui/\0", "/ui\u2028", "/uievil", "/ui/../../evil", "/ui/%2e%2E/evil", "/ui/a b"],
 )
 def test_signing_in_leads_to_our_own_pages_alone(client: Client, storage: Storage, wanted: str) -> None:
-    """A next that is no plain path at or below /ui leads to /ui."""
+    """A next that is not a plain path at or below /ui leads to /ui."""
     form = {"token": token(storage, Role.READ), "next": wanted}
     answer = client.post("/ui/sign-in", data=form)
     assert (answer.status_code, answer.headers["location"]) == (303, "/ui")

@@ -68,7 +68,7 @@ def test_each_status_has_its_own_heading(changes: dict[str, Any], heading: str) 
 def test_an_infeasible_target_names_what_stands_in_the_way() -> None:
     """The binding constraint is said in plain words."""
     shown = view(status=Status.INFEASIBLE, binding_constraint="free_memory")
-    assert shown.summary == "What stands in the way: free memory."
+    assert shown.summary == "Binding constraint: free memory."
 
 
 def test_what_is_not_predicted_is_a_dash() -> None:
@@ -106,7 +106,7 @@ def test_gains_of_levers_have_their_sign() -> None:
 
 
 def test_a_lever_that_switches_something_off_says_to_remove_it() -> None:
-    """What is off is no value on a command line: the option is to be removed, and the others are set."""
+    """What is off is not a value on a command line: the option is to be removed, and the others are set."""
     flags = {"mem_fraction_static": 0.93, "speculative_algorithm": None, "enable_torch_compile": False}
     off = Lever(flags=flags, gain_tokens=9_000, gain_gib=1.5, joint=0.97, cost="slower decoding")
     (shown,) = view(alternatives=(off,)).levers

@@ -1,4 +1,4 @@
-"""What a stand-in engine is: model and card in numbers, speed, and the faults it shows on demand."""
+"""What a stand-in engine is: model and GPU in numbers, speed, and the faults it shows on demand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Faults:
 
 @dataclass
 class Config:
-    """A stand-in engine. The default numbers are the worked case of the product: a 1T MLA model on 8 cards of 96 GB."""
+    """A stand-in engine. The default numbers are the worked case of the product: a 1T MLA model on 8 GPUs of 96 GB."""
 
     engine: Engine = "sglang"
     version: str = "0.5.12"

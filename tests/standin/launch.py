@@ -23,7 +23,7 @@ TESTS = Path(__file__).resolve().parent.parent
 
 @dataclasses.dataclass
 class Standin:
-    """A running (or refused) stand-in engine. ``free`` reads its cards; close it, or use it as a context manager."""
+    """A running (or refused) stand-in engine. ``free`` reads its GPUs; close it, or use it as a context manager."""
 
     url: str
     log_path: Path
@@ -41,7 +41,7 @@ class Standin:
         self.close()
 
     def read(self) -> Sequence[float]:
-        """Free GiB of each card now: a stand-in is a reader of its own memory."""
+        """Free GiB of each GPU now: a stand-in is a reader of its own memory."""
         return self.free.read()
 
     def set_faults(self, **faults: object) -> None:

@@ -34,7 +34,7 @@ class Plan:
 
 
 def plan(config: Config) -> Plan:
-    """The pool and free memory of a start by the formulas of SGLang (free before load) or vLLM (card total)."""
+    """The pool and free memory of a start by the formulas of SGLang (free before load) or vLLM (GPU total)."""
     after_load = config.free_before_load_gib - config.weights_gib
     if config.engine == "sglang":
         budget = after_load - config.free_before_load_gib * (1 - config.fraction)
@@ -58,7 +58,7 @@ def _allocated(config: Config, tokens: int, after_load: float) -> Plan:
 
 
 class FreeMemoryFile:
-    """Free GiB of each card in a small file that another process may map: what NVML would answer."""
+    """Free GiB of each GPU in a small file that another process may map: what NVML would answer."""
 
     def __init__(self, path: Path, cards: int = 0) -> None:
         if cards:
@@ -68,11 +68,11 @@ class FreeMemoryFile:
         self._cards = len(self._map) // 8
 
     def read(self) -> Sequence[float]:
-        """Free GiB of each card now."""
+        """Free GiB of each GPU now."""
         return struct.unpack_from(f"{self._cards}d", self._map)
 
     def write(self, free_gib: float) -> None:
-        """Sets all cards; the last one holds a little more than the others."""
+        """Sets all GPUs; the last one holds a little more than the others."""
         values = [free_gib] * (self._cards - 1) + [free_gib + 0.05] if self._cards > 1 else [free_gib]
         struct.pack_into(f"{self._cards}d", self._map, 0, *values)
 

@@ -1,4 +1,4 @@
-"""A stand-in for the ``pynvml`` module: cards in plain Python, with the real module's names and errors."""
+"""A stand-in for the ``pynvml`` module: GPUs in plain Python, with the real module's names and errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FakeNvmlError(Exception):
 
 @dataclass
 class FakeCard:
-    """One card or MIG device. ``total_gib`` None is a card without memory of its own."""
+    """One GPU or MIG device. ``total_gib`` None is a GPU without memory of its own."""
 
     name: str
     uuid: str

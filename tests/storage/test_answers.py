@@ -75,7 +75,7 @@ def test_the_first_start_settles_a_recommendation(storage: Storage) -> None:
 
 
 def test_settling_needs_both(storage: Storage) -> None:
-    """A recommendation or a start that is not stored settles nothing."""
+    """A recommendation or a start that is not stored changes nothing."""
     answer, observation = recommendation(), start()
     storage.write(recording(observation)).result()
     storage.write(lambda unit: unit.recommendations.add(answer)).result()
@@ -136,7 +136,7 @@ def test_a_token_expires(storage: Storage) -> None:
 
 
 def test_touch_notes_the_last_use(storage: Storage) -> None:
-    """The last use is kept; a token that is gone meanwhile is no error."""
+    """The last use is kept; a token that is gone meanwhile is not an error."""
     storage.write(lambda unit: unit.tokens.add(TOKEN)).result()
     storage.write(lambda unit: unit.tokens.touch(TOKEN.id, minutes(3))).result()
     storage.write(lambda unit: unit.tokens.touch(new_id(), minutes(4))).result()

@@ -116,7 +116,7 @@ def test_rows_are_stale_when_their_pair_changed_or_was_asked_again(storage: Stor
 
 
 def test_rows_go_with_their_pair(storage: Storage) -> None:
-    """A pair that nothing refers to any more takes its rows along; rows of a pair that is gone are not kept."""
+    """A pair that nothing refers to takes its rows along; rows of a pair that is gone are not kept."""
     (kept,) = filled(storage, 1)
     written(storage, lambda uow: uow.fleet.save([kept], [(kept.pair_id, drift())]))
     with storage.read() as uow:

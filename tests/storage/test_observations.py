@@ -263,7 +263,7 @@ def test_verifications_are_appended_in_order(storage: Storage) -> None:
 
 
 def test_a_verification_may_be_sent_again(storage: Storage) -> None:
-    """An equal verification is not kept twice: a spool may replay it for ever."""
+    """An equal verification is not kept twice: a spool may replay it any number of times."""
     observation = start(verifications=(PROMPT,))
     storage.write(recording(observation)).result()
     assert storage.write(lambda unit: unit.observations.add_verification(observation.id, PROMPT)).result() is False

@@ -62,7 +62,7 @@ def test_facts_merge_one_by_one(storage: Storage) -> None:
 
 
 def test_attributes_are_shared_by_all_pairs_of_the_same_name(storage: Storage) -> None:
-    """What is learnt of a card or a model holds for every pair of it, and tells their fits that they are stale."""
+    """What is learnt of a GPU or a model holds for every pair of it, and tells their fits that they are stale."""
     mine = ensure(storage)
     same_card = ensure(storage, model=Model(name="other"))
     same_model = ensure(storage, hardware=Hardware(gpu="H200", gpu_count=8))
@@ -75,7 +75,7 @@ def test_attributes_are_shared_by_all_pairs_of_the_same_name(storage: Storage) -
 
 
 def test_a_new_pair_inherits_what_is_known(storage: Storage) -> None:
-    """The second pair of a card starts with the card's attributes."""
+    """The second pair of a GPU starts with the GPU's attributes."""
     ensure(storage, Hardware(gpu="G", gpu_count=2, memory_gib=80.0), Model(name="a", facts={"layers": 1}))
     pair = ensure(storage, Hardware(gpu="G", gpu_count=2), Model(name="b"))
     assert pair.hardware.memory_gib == 80.0

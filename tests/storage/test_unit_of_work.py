@@ -127,7 +127,7 @@ def test_closing_writes_what_waits(storage: Storage) -> None:
 
 
 def test_a_closed_storage_says_so(storage: Storage) -> None:
-    """After the close, writing, reading and pinging fail by name, and closing again is no error."""
+    """After the close, writing, reading and pinging fail by name, and closing again is not an error."""
     storage.ping()
     storage.close()
     storage.close()

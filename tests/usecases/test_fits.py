@@ -138,7 +138,7 @@ def test_the_answer_cache_is_bounded() -> None:
 
 
 def test_a_start_learns_what_others_of_its_pair_said(executor: CountingExecutor) -> None:
-    """Memory of the card and facts of the model that one start told hold for all starts of the pair."""
+    """Memory of the GPU and facts of the model that one start told hold for all starts of the pair."""
     storage, fits = fresh_storage(), FitCache(executor)
     post(storage, 0.6, memory_gib=140.0)
     post(storage, 0.7)

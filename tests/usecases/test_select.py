@@ -118,7 +118,7 @@ def test_several_loose_matches_are_listed(storage: Storage) -> None:
 
 
 def test_a_mig_profile_is_part_of_the_name(storage: Storage) -> None:
-    """A slice of a card is another GPU than the card."""
+    """A MIG slice of a GPU is not the same GPU as the whole."""
     assert found(storage, "a100 sxm4 80gb mig 3g.40gb", 1, "qwen3-8b") == PAIRS[4]
     assert found(storage, "a100 sxm4 80gb", 1, "qwen3-8b") == PAIRS[5]
 

@@ -107,7 +107,7 @@ def test_a_backup_restores_the_ledger(tmp_path: Path) -> None:
 
 
 def test_a_damaged_backup_is_not_restored(tmp_path: Path) -> None:
-    """A file that is no database is refused and leaves nothing behind."""
+    """A file that is not a database is refused and leaves nothing behind."""
     source = tmp_path / "noise.db"
     source.write_bytes(b"noise" * 1000)
     with pytest.raises(InvalidError):

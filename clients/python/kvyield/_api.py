@@ -124,7 +124,7 @@ class Api:
         return self._send(_calls.recommend_text(_question(question), text_format))
 
     def store_recommendation(self, **question: Any) -> _wire.StoredRecommendation:
-        """The same answer, stored: an observation that carries its id settles it. Never retried."""
+        """The same answer, stored: an observation that carries its id is compared with it. Never retried."""
         return self._send(_calls.store_recommendation(_question(question)))
 
     def recommendation(self, recommendation_id: UUID | str) -> _wire.StoredRecommendation:
@@ -132,7 +132,7 @@ class Api:
         return self._send(_calls.recommendation(recommendation_id))
 
     def settle(self, recommendation_id: UUID | str, observation_id: UUID | str) -> _wire.StoredRecommendation:
-        """Settle a stored answer by a start that is stored and does not name it."""
+        """Tie a stored answer to a stored start that does not name it."""
         return self._send(_calls.settle(recommendation_id, observation_id))
 
     def recommendation_text(self, recommendation_id: UUID | str, text_format: str) -> str:
@@ -276,7 +276,7 @@ class AsyncApi:
         return await self._send(_calls.recommend_text(_question(question), text_format))
 
     async def store_recommendation(self, **question: Any) -> _wire.StoredRecommendation:
-        """The same answer, stored: an observation that carries its id settles it. Never retried."""
+        """The same answer, stored: an observation that carries its id is compared with it. Never retried."""
         return await self._send(_calls.store_recommendation(_question(question)))
 
     async def recommendation(self, recommendation_id: UUID | str) -> _wire.StoredRecommendation:
@@ -284,7 +284,7 @@ class AsyncApi:
         return await self._send(_calls.recommendation(recommendation_id))
 
     async def settle(self, recommendation_id: UUID | str, observation_id: UUID | str) -> _wire.StoredRecommendation:
-        """Settle a stored answer by a start that is stored and does not name it."""
+        """Tie a stored answer to a stored start that does not name it."""
         return await self._send(_calls.settle(recommendation_id, observation_id))
 
     async def recommendation_text(self, recommendation_id: UUID | str, text_format: str) -> str:

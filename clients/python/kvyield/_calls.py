@@ -246,7 +246,7 @@ def _read_receipt(answer: Answer) -> _wire.Receipt:
 def _read_message(answer: Answer) -> _wire.Message:
     message = _decode(answer, _wire.Message)
     if message.result is None and message.error is None:
-        raise UnexpectedAnswerError("the answer is no message of the Model Context Protocol")
+        raise UnexpectedAnswerError("the answer is not a message of the Model Context Protocol")
     return message
 
 

@@ -91,7 +91,7 @@ def own(folder: Path) -> None:
     """Refuses a link and a folder of someone else, closes one that others may look into."""
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode):
-        raise NotADirectoryError(f"{folder} is no folder")
+        raise NotADirectoryError(f"{folder} is not a folder")
     if status.st_uid != os.geteuid():
         raise PermissionError(f"{folder} belongs to another user (uid {status.st_uid})")
     if status.st_mode & 0o077:

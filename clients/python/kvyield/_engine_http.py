@@ -67,7 +67,7 @@ class Reply:
 
 
 def open_engine(url: str, api_key: str | None = None) -> EngineHttp:
-    """An engine at ``url``, with or without ``/v1`` at its end. Raises ConfigError when that is no address."""
+    """An engine at ``url``, with or without ``/v1`` at its end. Raises ConfigError when that is not an address."""
     from kvyield._client import open_http  # the HTTP library is loaded only when it is used
 
     return EngineHttp(open_http(url.rstrip("/").removesuffix("/v1"), api_key, connections=1024))

@@ -1,4 +1,4 @@
-"""Names that people write in several ways: models as paths, cards with and without their vendor."""
+"""Names that people write in several ways: models as paths, GPUs with and without their vendor."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def same_name(first: object, second: object) -> bool:
 
 
 def same_size(first: object, second: object) -> bool:
-    """Whether two memory sizes are of one card: drivers, marketing and ECC differ by up to 8 %."""
+    """Whether two memory sizes are of one GPU: drivers, marketing and ECC differ by up to 8 %."""
     if not isinstance(first, int | float) or not isinstance(second, int | float):
         return first == second
     return abs(first - second) <= 0.08 * max(abs(first), abs(second))

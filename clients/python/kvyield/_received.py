@@ -133,7 +133,7 @@ class Caution(Received, kw_only=True):
 
 
 class Basis(Received, kw_only=True):
-    """What an answer stands on."""
+    """What an answer is based on."""
 
     kind: str
     deployment: str | None = None

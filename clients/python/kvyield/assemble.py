@@ -1,7 +1,7 @@
-"""From what a reader found, the card and the options to one observation, each value with the source it came from.
+"""From what a reader found, the GPU and the options to one observation, each value with the source it came from.
 
-What was measured is believed in this order: log, endpoint, card, option, configuration file. The names of model and
-GPU, which logs shorten or leave out, are believed in this order: option, log, card, configuration file. Where two
+What was measured is believed in this order: log, endpoint, GPU, option, configuration file. The names of model and
+GPU, which logs shorten or leave out, are believed in this order: option, log, GPU, configuration file. Where two
 sources disagree, the first wins and the disagreement is reported.
 """
 
@@ -54,7 +54,7 @@ Known = Mapping[str, Sourced]
 
 @dataclass(frozen=True)
 class Extras:
-    """What a start is completed with: options, the card's facts, the configuration file, the model's ``config.json``.
+    """What a start is completed with: options, the GPU's facts, the configuration file, the model's ``config.json``.
 
     ``options``, ``card`` and ``configured`` use the names ``gpu``, ``gpu_count``, ``gpu_memory_gib``,
     ``unified_memory``, ``model``, ``model_revision``, ``engine_version`` and ``host``, ``card`` also
@@ -154,11 +154,11 @@ class _Assembly:
         self.sources["outcome"] = "the log: host memory, which this GPU shares"
 
     def drop_foreign_card(self) -> None:
-        """A card of another kind than an option or the log tells is not the engine's: none of its facts hold."""
+        """A GPU of another kind than an option or the log tells is not the engine's: none of its facts hold."""
         card = self.extras.card.get("gpu")
         told = self.extras.options.get("gpu") or self.start.facts.get("gpu")
         if card is not None and told is not None and not same_name(told.value, card.value):
-            where = f"({told.source}) against {card.value!r} ({card.source}): this host's cards are left out"
+            where = f"({told.source}) against {card.value!r} ({card.source}): this host's GPUs are left out"
             self.contradictions.append(redacted(f"hardware.gpu: {told.value!r} {where}"))
             self.extras = replace(self.extras, card={})
 
@@ -286,7 +286,7 @@ class _Assembly:
         return self.chosen(path, self.stated(name), same)
 
     def stated(self, name: str, log_name: str | None = None, *, first: str = "option") -> Sequence[Sourced | None]:
-        """What option, log, card and configuration say; with ``first="card"`` card, option and configuration."""
+        """What option, log, GPU and configuration say; with ``first="card"`` GPU, option and configuration."""
         option, card = self.extras.options.get(name), self.extras.card.get(name)
         configured = self.extras.configured.get(name)
         if first == "card":
@@ -318,7 +318,7 @@ class _Assembly:
 
 
 def _only_one(card: Known) -> Sourced | None:
-    """The card count counts when there is one card; of several the engine may use some."""
+    """The GPU count counts when there is one GPU; of several the engine may use some."""
     count = card.get("gpu_count")
     return count if count is not None and count.value == 1 else None
 

@@ -29,7 +29,7 @@ from kvyield._replay import Ledger, adding, after_conflict, is_older, post_start
 from kvyield.spool import Addition, Spool
 
 CONFLICT = 409
-Fate = Literal["stored", "known", "spooled", "refused", "lost"]
+Result = Literal["stored", "known", "spooled", "refused", "lost"]
 
 
 class Poster(Ledger, Protocol):
@@ -50,7 +50,7 @@ class Delivery:
     """
 
     item: _wire.Observation | Addition
-    fate: Fate
+    result: Result
     reason: str | None = None
     stored_id: UUID | None = None
     error: KvyieldError | None = None

@@ -137,7 +137,7 @@ def host_facts(configured: Mapping[str, Sourced]) -> dict[str, Sourced]:
 
 
 def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:
-    """What this host tells of its cards and its name, and why there is nothing when there is no card."""
+    """What this host tells of its GPUs and its name, and why there is nothing when there is no GPU."""
     from kvyield.gpu import GpuError, cards, hardware_name  # opens the driver's library
 
     facts = host_facts(configured)
@@ -146,7 +146,7 @@ def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], s
         name = hardware_name(found)
     except GpuError as error:
         return facts, str(error)
-    source = f"this host's cards ({found[0].tool})"
+    source = f"this host's GPUs ({found[0].tool})"
     facts["gpu"] = Sourced(name, source)
     facts["gpu_count"] = Sourced(len(found), source)
     facts["gpu_memory_gib"] = _framework_total(found, source)

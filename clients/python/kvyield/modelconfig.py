@@ -86,7 +86,7 @@ def _file_of(path: Path) -> Path:
 def _parsed(file: Path) -> Mapping[str, object]:
     try:
         if not stat.S_ISREG(file.stat().st_mode):
-            raise SourceError(f"{file} is no regular file; give the model's config.json, or the folder that holds it")
+            raise SourceError(f"{file} is not a regular file; give the model's config.json, or its folder")
         with file.open("rb") as opened:
             config = msgspec.json.decode(opened.read(LONGEST_FILE_BYTES))
     except OSError as error:

@@ -190,7 +190,7 @@ def expand(names: Sequence[str]) -> list[Path]:
 
 def _files_below(path: Path) -> list[Path]:
     if path.exists() and not path.is_dir() and not path.is_file():
-        raise SourceError(f"{path} is no regular file; `kvyield observe -` reads a pipe")
+        raise SourceError(f"{path} is not a regular file; `kvyield observe -` reads a pipe")
     if not path.is_dir():
         return [path]
     found = (Path(folder) / name for folder, _, names in os.walk(path) for name in names if _LOG_NAME.search(name))

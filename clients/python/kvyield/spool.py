@@ -3,7 +3,7 @@
 ::
 
     <spool>/                         0700
-        lock                         held while sending; the kernel lets go of it when a process dies
+        lock                         held while sending; the kernel releases it when a process dies
         pending/<time>-<id>.json     0600, the observation as it is posted, or {"observation_id", "verification"};
                                      the name sorts oldest first
         refused/<time>-<id>.json     {"reason", "refused_at", "observation" or "addition"}, set aside for a person
@@ -327,7 +327,7 @@ def _id_of(path: Path) -> str:
 def _bytes(path: Path) -> bytes:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise SpoolError(f"{path} is no regular file")
+            raise SpoolError(f"{path} is not a regular file")
         with path.open("rb") as file:
             return file.read(LONGEST_FILE_BYTES)
     except FileNotFoundError:

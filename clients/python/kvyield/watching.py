@@ -105,8 +105,8 @@ class Watch:
         mark = self.bookmark.mark
         if key in mark.seen:
             return
-        kept, fate = self.bring(observation)
-        self.say(f"{observation.outcome}: {_words(observation)}: {fate}")
+        kept, result = self.bring(observation)
+        self.say(f"{observation.outcome}: {_words(observation)}: {result}")
         if not kept:
             return
         self.brought += 1

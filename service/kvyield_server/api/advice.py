@@ -84,7 +84,7 @@ async def get_recommend(
 async def post_recommendation(
     request: Request[Any, Any, Any], data: JSONBody[RecommendationIn]
 ) -> Response[RecommendationOut]:
-    """Answer as ``GET /recommend`` does and store the answer, so that the start that follows can settle it."""
+    """Answer as ``GET /recommend`` does and store the answer, to be compared with the start that follows."""
     services = services_of(request)
     subject, advice = await services.read(lambda uow: _advise(uow, services, data))
     services.metrics.recommendations.labels(advice.status.value).inc()
@@ -126,7 +126,7 @@ async def get_recommendation(
 async def post_settlement(
     request: Request[Any, Any, Any], recommendation_id: FromPath[UUID], data: JSONBody[SettlementIn]
 ) -> RecommendationOut:
-    """Settle a recommendation by a start that is stored and does not name it; the same again changes nothing."""
+    """Tie a recommendation to a stored start that does not name it; the same again changes nothing."""
     now = utc_now()
     job = audited(
         settle_by(recommendation_id, data.observation_id, token_id=bound_to(request), now=now),

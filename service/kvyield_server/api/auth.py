@@ -87,7 +87,7 @@ async def own_hosts_only(connection: Connection, _: BaseRouteHandler) -> None:
     A page of another site can make its own name point to 127.0.0.1; the browser then sends that name as the host.
 
     Raises:
-        ForbiddenError: the Host header is no loopback name or address, and no token exists.
+        ForbiddenError: the Host header is not a loopback name or address, and no token exists.
     """
     server = connection.scope.get("server")
     if server is None or not is_loopback(str(server[0])) or connection.scope["path"].startswith(_PROBES):

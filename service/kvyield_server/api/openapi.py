@@ -175,7 +175,7 @@ def _complete(operation: Operation, handler: HTTPRouteHandler, schema_of: Mappin
 
 
 def _complete_answers(operation: Operation, handler: HTTPRouteHandler, schema_of: Mapping[Any, Any]) -> None:
-    """Put right what the framework says of answers that are no problems."""
+    """Put right what the framework says of answers that are not problems."""
     responses = operation["responses"]
     answer = _answer_of(handler)
     if "201" in responses and "200" in responses:  # what was stored before is answered alike

@@ -61,7 +61,7 @@ class Caution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Basis:
-    """What an answer stands on: its deployment's own starts, and how many of other deployments lend it the slope."""
+    """What an answer is based on: its deployment's own starts, and how many of other deployments lend it the slope."""
 
     kind: BasisKind
     deployment: str | None

@@ -57,7 +57,7 @@ def read_line(text: bytes) -> ReadLine:
     """Return what a line of an export holds; lines of the API's own export have no archive.
 
     Raises:
-        FaultyBodyError, MalformedJsonError: it is no line of an export.
+        FaultyBodyError, MalformedJsonError: it is not a line of an export.
     """
     if text.startswith(b'{"archive":'):
         return ReadLine(None, decode(text, AnswersIn).archive)

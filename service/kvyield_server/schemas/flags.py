@@ -144,7 +144,7 @@ def _name_fault(name: str) -> str | None:
     if looks_secret(name):
         return f"{name[:120]} is named like a secret; secrets are not kept, leave it out."
     if not _NAME.fullmatch(name):
-        return f"{shown(name)} is no flag name: letters, digits, _ . - and at most 120 characters."
+        return f"{shown(name)} is not a flag name: letters, digits, _ . - and at most 120 characters."
     plain = name.replace("-", "_").lower()
     if plain != name and plain in _KNOWN:
         return f"{name} is written {plain} here."

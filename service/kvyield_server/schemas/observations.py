@@ -231,7 +231,7 @@ class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
         measurements: What was measured at the start.
         failure: How the start failed; null when `outcome` is `ready`.
         verifications: Prompts that were sent to the running server; at most 100.
-        recommendation_id: Stored recommendation that this start followed, which it settles.
+        recommendation_id: Stored recommendation that this start followed and is compared with.
         log_excerpt: Lines of the engine's log that the figures were read from.
     """
 

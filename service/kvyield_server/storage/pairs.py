@@ -234,7 +234,7 @@ class Pairs:
         return revision
 
     def drop_empty(self, pair_id: UUID) -> None:
-        """Remove a pair that nothing refers to any more: its starts were corrected to be of another."""
+        """Remove a pair that nothing refers to: its starts were corrected to be of another."""
         starts = exists().where(tables.observation.c.pair_id == pair_id)
         answers = exists().where(tables.recommendation.c.pair_id == pair_id)
         is_empty = self._connection.execute(select(~or_(starts, answers))).scalar()

@@ -65,7 +65,7 @@ metadata = MetaData(
 
 
 def _partial_index(rows: str, *columns: str) -> Index:
-    """Each index is a page more to write for every start, so one that few starts need holds those alone."""
+    """Each index costs one more page write per start, so an index that few starts need covers those alone."""
     return Index(None, *columns, postgresql_where=text(rows), sqlite_where=text(rows))
 
 

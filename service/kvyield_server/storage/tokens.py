@@ -49,5 +49,5 @@ class Tokens:
         return token_from_row(row)
 
     def touch(self, token_id: UUID, at: datetime) -> None:
-        """Note when a token was last used; an unknown token is no error."""
+        """Note when a token was last used; an unknown token is not an error."""
         self._connection.execute(update(tables.api_token).where(_it.id == token_id).values(last_used_at=at))

@@ -14,7 +14,7 @@ _PAGE_SIZE = 500
 
 
 def calibrate(uow: UnitOfWork) -> CalibrationReport:
-    """Return coverage, hit rates and restarts; a retracted start settles nothing."""
+    """Return coverage, hit rates and restarts; a retracted start counts for nothing."""
     from kvyield_server.domain import calibration  # numpy and scipy load at the first use
 
     return calibration.calibrate(

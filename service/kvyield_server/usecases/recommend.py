@@ -48,7 +48,7 @@ def recommend(subject: Subject, question: Question, answers: AnswerCache[Advice]
 def keep(
     subject: Subject, question: Question, advice: Advice, *, new_id: UUID, now: datetime
 ) -> Callable[[UnitOfWork], StoredRecommendation]:
-    """Return the job that stores an answer, for ``GET /recommendations/{id}`` and for the start that settles it."""
+    """Return the job that stores an answer, for ``GET /recommendations/{id}`` and to be compared with a start."""
     stored = StoredRecommendation(
         id=new_id,
         made_at=now,

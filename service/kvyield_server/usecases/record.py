@@ -94,7 +94,7 @@ class _Row:
         """Say whether an account is of this start."""
         tellings = [self.stored.account, *(each.account for each in self.accounts)]
         if account.is_timed and self.stored.is_timed:
-            # a time without a zone says nothing any more once another account tells it with one
+            # a time without a zone says nothing once another account tells it with one
             return any(
                 each.is_timed and is_same_start(account, each)
                 for each in tellings

@@ -1,4 +1,4 @@
-"""Retention: take starts that no fit reads any more out of the ledger, written to a file first."""
+"""Retention: take starts that no fit reads out of the ledger, written to a file first."""
 
 from __future__ import annotations
 

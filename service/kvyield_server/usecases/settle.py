@@ -1,4 +1,4 @@
-"""Settle a recommendation: tie it to the start that followed it, so that calibration can count it."""
+"""Settlement: tie a recommendation to the start that followed it, so that calibration can count it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Settled(NamedTuple):
 def settle_by(
     recommendation_id: UUID, observation_id: UUID, *, token_id: UUID | None, now: datetime
 ) -> Callable[[UnitOfWork], Settled]:
-    """Return the job that settles a recommendation by a start that was posted without naming it, as a watch posts it.
+    """Return the job that ties a recommendation to a start that was posted without naming it, as a watch posts it.
 
     The same again changes nothing. The job raises NotFoundError for an unknown recommendation, ConflictError when
     another start settled it, ForbiddenError when ``token_id`` did not post the start, and InvalidError for a start that
@@ -69,7 +69,7 @@ def _require_fit(uow: UnitOfWork, answer: StoredRecommendation, stored: StoredOb
     """Return when a start can be what followed an answer."""
     start = stored.observation
     if stored.retracted_at is not None:
-        raise _unfit(start.id, "that start is retracted: it settles nothing.")
+        raise _unfit(start.id, "that start is retracted: no recommendation is compared with it.")
     if not _is_for(uow, answer, start):
         raise _unfit(start.id, "that start has another GPU, count of GPUs, model or engine than the recommendation.")
     if stored.received_at < answer.made_at:
@@ -84,7 +84,7 @@ def _unfit(observation_id: UUID, reason: str) -> InvalidError:
 
 
 def settle(uow: UnitOfWork, observation: Observation, now: datetime) -> None:
-    """Settle the recommendation that a stored observation names, if any; the first start counts."""
+    """Tie a stored observation to the recommendation that it names, if any; the first start counts."""
     if observation.recommendation_id is not None:
         uow.recommendations.settle(observation.recommendation_id, observation.id, now)
 

@@ -41,7 +41,7 @@ class Points:
             return None
         (low, least), (high, most) = min(points), max(points)
         slope = (most - least - 0.01) / (high - low)
-        return f"{slope:.1f} GiB per fraction on a card of {card:.1f} GiB" if slope > 1.01 * card else None
+        return f"{slope:.1f} GiB per fraction on a GPU of {card:.1f} GiB" if slope > 1.01 * card else None
 
     @property
     def is_unified(self) -> bool:
@@ -163,11 +163,11 @@ def _from_one(report: Report, groups: Sequence[Points]) -> None:
                     if has_logged:
                         _count(logged, pair, other)
         rows.append((_name(group), *errors.cells()))
-    rows.append(("with logged K and card, discrete", *logged.cells()))
+    rows.append(("with logged K and GPU, discrete", *logged.cells()))
     report.table(("group", *HEADS), rows)
     half, worst = middle(logged.relative), max(logged.relative, default=0.0)
-    report.bar("one start with logged K and card: median error <= 0.1 %", per_cent(half, 4), is_met=half <= 0.001)
-    report.bar("one start with logged K and card: worst <= 2 %", per_cent(worst), is_met=worst <= 0.02)
+    report.bar("one start with logged K and GPU: median error <= 0.1 %", per_cent(half, 4), is_met=half <= 0.001)
+    report.bar("one start with logged K and GPU: worst <= 2 %", per_cent(worst), is_met=worst <= 0.02)
 
 
 def _logs_memory(start: Observation) -> bool:

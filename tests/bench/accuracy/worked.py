@@ -18,7 +18,7 @@ QUESTION = Question(target_tokens=200_000)
 
 def worked(report: Report) -> None:
     """Print advice and predictions from no start, start 1, starts 1 and 2, and all three."""
-    report.section("The worked case: Kimi K2.6 on 8 cards, a prompt of 200,000 tokens wanted")
+    report.section("The worked case: Kimi K2.6 on 8 GPUs, a prompt of 200,000 tokens wanted")
     first, second, third = worked_case()
     third = replace(third, verifications=(DOG,))
     one, two, three = (
@@ -31,7 +31,7 @@ def worked(report: Report) -> None:
         engine=first.engine,
         flags={**first.flags, "mem_fraction_static": None},
     )
-    known = {"config, card, checkpoint size": cold, "start 1": one, "starts 1, 2": two, "starts 1, 2, 3": three}
+    known = {"config, GPU, checkpoint size": cold, "start 1": one, "starts 1, 2": two, "starts 1, 2, 3": three}
     report.table(
         ("known", "advised", "status", "joint", "pool there", "pool at 0.94 (real 218,484)", "free at 0.94 (real 4.2)"),
         [(name, *_row(fit)) for name, fit in known.items()],

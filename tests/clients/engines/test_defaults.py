@@ -51,7 +51,7 @@ def test_a_default_that_is_not_known_stays_absent(version, args):
 
 
 def test_versions_are_compared_as_numbers():
-    """0.9 comes before 0.20, and a text that is no version has no defaults."""
+    """0.9 comes before 0.20, and a text that is not a version has no defaults."""
     assert parse_version("v0.9.2") == (0, 9, 2)
     assert parse_version("0.26.0.post1") == (0, 26, 0)
     assert parse_version("nightly") is None
@@ -61,7 +61,7 @@ def test_versions_are_compared_as_numbers():
 
 @pytest.mark.parametrize("version", ["0.1.dev20610+g4b276a363.d20260910", "0.1.dev8168+g475c1a0", "0.0.0+dev", "dev"])
 def test_a_source_build_has_no_version(version):
-    """What setuptools-scm prints without tags is no version: it is unknown, and no version's defaults are taken."""
+    """What setuptools-scm prints without tags is not a version: it is unknown, and no version's defaults are taken."""
     (start,) = read_starts(start_of(version, "{'model': 'm'}"))
     assert "engine_version" not in start.facts
     assert "gpu_memory_utilization" not in start.flags

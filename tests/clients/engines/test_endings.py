@@ -160,7 +160,7 @@ def test_the_rank_that_died_is_kept(line, rank):
 
 
 def test_an_engine_inside_another_program_ends_with_it():
-    """Without a server, the engine's process that is gone at the end of the program is no failure."""
+    """Without a server, the engine's process that is gone at the end of the program is not a failure."""
     died = FATAL[4]
     assert died.row == "vllm-died"
     lines = log_of("vllm", "serving", died)

@@ -193,7 +193,7 @@ def test_the_other_engines_tell_what_they_have():
     "body", ["", "[]", "null", "{", "[[", '{"data": 3}', "\x00\xff", '{"internal_states": [1, null]}', "<html>"]
 )
 def test_answers_of_something_else_are_passed_over(body):
-    """Whatever answers there, nothing is read out of what is no engine's answer."""
+    """Whatever answers there, nothing is read out of what is not an engine's answer."""
     everywhere = dict.fromkeys(
         ("/server_info", "/get_server_info", "/model_info", "/v1/models", "/metrics", "/version"), body
     )

@@ -1,4 +1,4 @@
-"""What a start failed of, in the engine's own words, and what was no failure at all."""
+"""What a start failed of, in the engine's own words, and what was not a failure at all."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def said(start: Start) -> tuple[str, Any]:
     ],
 )
 def test_an_out_of_memory_start_names_its_phase(reached, phase):
-    """The last line of the start-up that was seen says where the memory ran out; the card's total is read too."""
+    """The last line of the start-up that was seen says where the memory ran out; the GPU's total is read too."""
     start = only([*reached, *TRACEBACK])
     assert said(start) == ("oom_startup", phase)
     assert start.failure["message"].value == OOM
@@ -143,7 +143,7 @@ def test_a_log_that_ends_before_the_final_line_is_unfinished(cut):
 
 @pytest.mark.parametrize("cut", range(2, 5))
 def test_a_vllm_log_that_ends_before_the_engine_is_up_is_unfinished(cut):
-    """The memory of the pool, and its tokens, are printed before it is allocated: they are no sign of readiness."""
+    """The memory of the pool, and its tokens, are printed before it is allocated: they are not a sign of readiness."""
     assert said(only([*VLLM, VLLM_SIZE][:cut])) == ("unfinished", None)
 
 

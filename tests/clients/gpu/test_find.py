@@ -1,4 +1,4 @@
-"""Which tool answers, and which cards the environment leaves visible."""
+"""Which tool answers, and which GPUs the environment leaves visible."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_the_first_tool_that_lists_a_card_answers() -> None:
     assert cards(environ={}, finders=[missing, list, lambda: boxes(2)]) == boxes(2)
 
 
-def test_no_card_says_every_reason_and_what_to_do() -> None:
-    """The error names what each tool said and the options that replace a card."""
+def test_no_gpu_says_every_reason_and_what_to_do() -> None:
+    """The error names what each tool said and the options that replace a GPU."""
     with pytest.raises(GpuError, match=r"x-smi is not on PATH.*--gpus all.*--gpu-memory-gib"):
         cards(environ={}, finders=[missing])
 
@@ -41,19 +41,19 @@ def test_no_card_says_every_reason_and_what_to_do() -> None:
     ],
 )
 def test_cuda_visible_devices_chooses_and_orders(value: str, chosen: list[int]) -> None:
-    """Indices and UUIDs or their beginnings count, in their order, up to the first that names no card."""
+    """Indices and UUIDs or their beginnings count, in their order, up to the first that names no GPU."""
     assert [card.index for card in visible(boxes(4), {"CUDA_VISIBLE_DEVICES": value})] == chosen
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "GPU-", "GPU-7"])
 def test_an_environment_that_hides_all_cards_is_an_error(value: str) -> None:
-    """Hiding all cards says which variable did it."""
-    with pytest.raises(GpuError, match=r"CUDA_VISIBLE_DEVICES.*hides all 4 cards"):
+    """Hiding all GPUs says which variable did it."""
+    with pytest.raises(GpuError, match=r"CUDA_VISIBLE_DEVICES.*hides all 4 GPUs"):
         visible(boxes(4), {"CUDA_VISIBLE_DEVICES": value})
 
 
 def test_mig_devices_are_chosen_by_uuid_and_a_number_means_the_cards_first() -> None:
-    """MIG UUIDs choose one device; a card's number chooses its first MIG device, as CUDA does."""
+    """MIG UUIDs choose one device; a GPU's number chooses its first MIG device, as CUDA does."""
     slices = [Card(n // 2, "card MIG 1g.10gb", 10, 9, mig="1g.10gb", uuid=f"MIG-{n}") for n in range(4)]
     assert visible(slices, {"CUDA_VISIBLE_DEVICES": "MIG-3,MIG-0"}) == [slices[3], slices[0]]
     assert visible(slices, {"CUDA_VISIBLE_DEVICES": "1"}) == [slices[2]]
@@ -67,5 +67,5 @@ def test_amd_numbers_count_within_what_is_left() -> None:
 
 
 def test_nvidia_cards_ignore_amds_variables() -> None:
-    """HIP_VISIBLE_DEVICES says nothing about NVIDIA cards."""
+    """HIP_VISIBLE_DEVICES says nothing about NVIDIA GPUs."""
     assert len(visible(boxes(4), {"HIP_VISIBLE_DEVICES": "0"})) == 4

@@ -1,4 +1,4 @@
-"""Cards as NVML reports them."""
+"""GPUs as NVML reports them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_a_card_carries_the_tools_own_total_in_gib() -> None:
 
 
 def test_a_split_card_is_listed_as_its_mig_devices() -> None:
-    """A card in MIG mode gives one entry per MIG device, with the profile, and none for itself."""
+    """A GPU in MIG mode gives one entry per MIG device, with the profile, and none for itself."""
     slices = [
         FakeCard(f"NVIDIA H100 80GB HBM3 MIG {p}", f"MIG-{p}", total_gib=g)
         for p, g in (("1g.10gb", 10), ("2g.20gb", 20))
@@ -70,7 +70,7 @@ def test_cards_that_share_the_hosts_memory_are_recognised_by_name(name: str, uni
 
 
 def test_other_processes_on_a_card_are_its_neighbours() -> None:
-    """Every process on the card is listed with its memory, except those that the caller calls its own."""
+    """Every process on the GPU is listed with its memory, except those that the caller calls its own."""
     nvml = FakeNvml([FakeCard("NVIDIA L4", "GPU-1", processes=[(4000001, 2 * GIB), (4000002, None), (4000003, GIB)])])
     (card,) = cards(environ={}, finders=[lambda: nvml_cards(nvml)], except_pids=frozenset({4000003}))
     assert [(n.pid, n.name, n.used_gib) for n in card.neighbours] == [(4000001, None, 2.0), (4000002, None, None)]
@@ -83,7 +83,7 @@ def test_a_driver_that_is_not_loaded_is_a_gpu_error() -> None:
 
 
 def test_a_reader_reads_the_cards_in_their_order_and_ends_its_session() -> None:
-    """Free memory comes back in the order of the cards given, whatever NVML's order is."""
+    """Free memory comes back in the order of the GPUs given, whatever NVML's order is."""
     nvml = FakeNvml([FakeCard("NVIDIA L4", f"GPU-{n}", free_gib=partial(float, n)) for n in range(3)])
     listed = nvml_cards(nvml)
     with open_reader([listed[2], listed[0]], nvml=nvml) as reader:
@@ -95,14 +95,14 @@ def test_a_reader_reads_the_cards_in_their_order_and_ends_its_session() -> None:
 
 
 def test_a_reader_refuses_cards_that_are_gone() -> None:
-    """A card that NVML no longer lists is an error at opening, not a shorter list of readings."""
+    """A GPU that NVML no longer lists is an error at opening, not a shorter list of readings."""
     listed = nvml_cards(FakeNvml([FakeCard("NVIDIA L4", "GPU-1")]))
     with pytest.raises(GpuError, match="no longer"), open_reader(listed, nvml=FakeNvml([])):
         pass
 
 
 def test_hardware_of_several_kinds_has_no_one_name() -> None:
-    """Cards of two kinds are refused by name with the way to choose."""
+    """GPUs of two kinds are refused by name with the way to choose."""
     mixed = nvml_cards(FakeNvml([FakeCard("NVIDIA L4", "GPU-1"), FakeCard("NVIDIA T4", "GPU-2")]))
     assert hardware_name(mixed[:1]) == "NVIDIA L4"
     with pytest.raises(GpuError, match=r"NVIDIA L4, NVIDIA T4.*CUDA_VISIBLE_DEVICES"):

@@ -10,7 +10,7 @@ from kvyield.gpu import GpuError, MemorySampler
 
 
 class Readings:
-    """A reader that gives each reading of a list in turn, the last one for ever; an error is raised."""
+    """A reader that gives each reading of a list in turn, the last one without end; an error is raised."""
 
     def __init__(self, *readings: Sequence[float] | GpuError) -> None:
         self._next: Callable[[], Sequence[float] | GpuError] = itertools.chain(
@@ -25,7 +25,7 @@ class Readings:
 
 
 def test_the_lowest_free_memory_of_each_card_is_kept() -> None:
-    """A dip on one card between two readings of another is not mixed with it."""
+    """A dip on one GPU between two readings of another is not mixed with it."""
     with MemorySampler(Readings([9, 8], [2, 7], [6, 1.5], [9, 8]), interval_seconds=0.001) as sampler:
         while sampler.seen().samples < 5:
             time.sleep(0.001)
@@ -52,7 +52,7 @@ def test_fifty_readings_a_second_cost_little_and_the_cost_is_told() -> None:
 
 
 def test_readings_that_fail_are_counted_and_never_raised() -> None:
-    """A card that is lost midway leaves what was seen before, with the reason."""
+    """A GPU that is lost midway leaves what was seen before, with the reason."""
     with MemorySampler(Readings([9], [4], GpuError("GPU is lost")), interval_seconds=0.001) as sampler:
         while sampler.seen().failed_readings < 50:
             time.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Cards as the vendors' command-line tools print them."""
+"""GPUs as the vendors' command-line tools print them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ AMD = {
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_amd_smi_of_both_json_shapes_is_read(wrapped: bool) -> None:
-    """The list of ROCm 6 and the ``gpu_data`` object of ROCm 7 give the same card; its MB are MiB."""
+    """The list of ROCm 6 and the ``gpu_data`` object of ROCm 7 give the same GPU; its MB are MiB."""
     outputs = {words: f'{{"gpu_data": {text}}}' if wrapped else text for words, text in AMD.items()}
     (card,) = amd_smi_cards(prints(outputs))
     assert (card.name, card.memory_gib, card.free_gib) == ("AMD Instinct MI300X", 196592 / 1024, 195568 / 1024)
@@ -151,7 +151,7 @@ def fake_tool(folder: Path, name: str, script: str) -> None:
 def test_memory_is_read_by_the_tool_where_there_is_nothing_faster(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without NVML each reading asks nvidia-smi; a card that it no longer lists is an error."""
+    """Without NVML each reading asks nvidia-smi; a GPU that it no longer lists is an error."""
     log = tmp_path / "log.xml"
     log.write_text(nvidia("NVIDIA H200", "143771 MiB", "1024 MiB")["-q -x"])
     fake_tool(tmp_path, "nvidia-smi", f"cat {log}")

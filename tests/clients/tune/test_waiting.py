@@ -121,9 +121,7 @@ def test_what_is_free_without_an_engine_is_told_by_what_its_processes_hold(monke
     """Of the fullest GPU; another process's share stays taken; None where the driver names no process."""
     own = Neighbour(os.getpid(), "vllm", 60.0)
     gpus = [Card(0, "L4", 95.0, 30.0, neighbours=(own, Neighbour(1, "x", 4.0))), Card(1, "L4", 95.0, 35.0)]
-    site = Site(
-        {"server": "http://127.0.0.1:1", "no_card": False}, load_settings(environment={"HOME": str(Path.cwd())})
-    )
+    site = Site({"server": "http://127.0.0.1:1", "no_gpu": False}, load_settings(environment={"HOME": str(Path.cwd())}))
     monkeypatch.setattr("kvyield.gpu.cards", lambda: gpus)
     assert site.free_without(os.getpid()) == 35.0
     assert site.free_without(2**22 + 1) is None

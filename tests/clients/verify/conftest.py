@@ -45,7 +45,7 @@ def vllm(vllm_process: Standin) -> Standin:
 
 @pytest.fixture
 def run() -> Verify:
-    """Verifies against a stand-in, its own memory as the cards and its own log as the last words."""
+    """Verifies against a stand-in, its own memory as the GPUs and its own log as the last words."""
 
     def call(engine: Standin, tokens: int, *, heard: list[Progress] | None = None, **order: object) -> Report:
         reader: FreeReader = engine

@@ -150,7 +150,7 @@ def test_garbage_and_endless_lines_are_unreadable_answers() -> None:
 
 
 def test_a_drip_of_events_is_bounded_as_a_whole() -> None:
-    """A server that sends something every moment for ever is left after the time allowed."""
+    """A server that sends something every moment without end is left after the time allowed."""
     over = threading.Event()
 
     def drip(handler: BaseHTTPRequestHandler) -> None:

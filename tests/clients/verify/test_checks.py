@@ -174,7 +174,7 @@ def test_a_prompt_that_the_server_would_refuse_is_no_verification(engine: Standi
 def test_the_log_of_one_engine_and_the_server_of_another_are_told_apart(
     engine: Standin, client: Client, spool: Spool
 ) -> None:
-    """B's prompt is no verification of A's start: exit code 1 before the prompt, with what contradicts."""
+    """B's prompt is not a verification of A's start: exit code 1 before the prompt, with what contradicts."""
     with standin.start(fraction=0.93) as other:
         before = {row.id for row in client.observations()}
         result = run("report", other, "--log", engine.log_path, *FACTS, "--no-gpu")

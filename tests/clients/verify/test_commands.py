@@ -74,7 +74,7 @@ def test_verify_prints_a_row_and_ends_well(engine: Standin) -> None:
 def test_a_terminal_shows_a_bar_and_a_log_file_does_not(engine: Standin) -> None:
     """On a terminal the time is shown while the prompt runs; elsewhere no terminal codes are printed."""
     ours, theirs = pty.openpty()
-    words = ["verify", "--server", engine.url, "--prompt-tokens", "20000", "--no-card", "--ramp"]
+    words = ["verify", "--server", engine.url, "--prompt-tokens", "20000", "--no-gpu", "--ramp"]
     command = [sys.executable, "-m", "kvyield", *words]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=False)
     os.close(theirs)
@@ -101,7 +101,7 @@ def test_a_verification_that_fails_has_exit_code_1_and_says_why(engine: Standin)
 
 
 def test_a_wrong_answer_has_exit_code_1_and_its_memory_counts(engine: Standin, client: Client) -> None:
-    """The prompt passed, with its memory, and the answer is recorded as wrong; unchecked it is no failure."""
+    """The prompt passed, with its memory, and the answer is recorded as wrong; unchecked it is not a failure."""
     engine.set_faults(wrong_answer=True)
     before = ids(client)
     result = run("report", engine, "--log", engine.log_path, *FACTS)
@@ -127,7 +127,7 @@ def test_verify_with_the_log_tells_a_run_time_oom(engine: Standin) -> None:
 def test_verifications_are_added_to_a_stored_observation(engine: Standin, client: Client) -> None:
     """``--observation`` puts them into the ledger."""
     before = ids(client)
-    stored = run("report", engine, "--log", engine.log_path, *FACTS, "--no-card")
+    stored = run("report", engine, "--log", engine.log_path, *FACTS, "--no-gpu")
     assert stored.exit_code == 0, stored.output
     (added,) = ids(client) - before
     run("verify", engine, "--observation", added)
@@ -162,7 +162,7 @@ def test_report_posts_a_start_that_died_as_what_it_became(client: Client) -> Non
 def test_report_without_the_service_keeps_all_in_the_spool(
     engine: Standin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A service that is away is no failure: start and verification wait together, and a note says so."""
+    """A service that is away is not a failure: start and verification wait together, and a note says so."""
     monkeypatch.setenv("KVYIELD_URL", "http://127.0.0.1:9")
     monkeypatch.setenv("KVYIELD_SPOOL", str(tmp_path / "spool"))
     result = run("report", engine, "--log", engine.log_path, *FACTS)
@@ -182,7 +182,7 @@ def test_report_without_a_log_asks_the_engine_alone(engine: Standin) -> None:
 
 def test_an_engine_that_is_not_there_is_one_line_with_its_address() -> None:
     """No traceback, no table, nothing as JSON; the address is named, and the exit code says that it cannot be had."""
-    words = ["verify", "--server", "http://127.0.0.1:9", "--prompt-tokens", "5k", "--no-card"]
+    words = ["verify", "--server", "http://127.0.0.1:9", "--prompt-tokens", "5k", "--no-gpu"]
     for form in ([], ["--json"]):
         result = RUNNER.invoke(main, [*words, *form])
         assert (result.exit_code, result.stdout) == (4, "")
@@ -191,7 +191,7 @@ def test_an_engine_that_is_not_there_is_one_line_with_its_address() -> None:
 
 
 def test_cards_are_the_servers_own() -> None:
-    """A server on cards 2 and 3 is not judged by what another one takes on card 0."""
+    """A server on GPUs 2 and 3 is not judged by what another one takes on GPU 0."""
     cards = [Card(number, "NVIDIA L4", 22.5, 20.0) for number in range(4)]
     assert engine_cards(cards, Engine("sglang", "m", gpus=(2, 3))) == cards[2:]
     assert engine_cards(cards[:2], Engine("sglang", "m", gpus=(2, 3))) == cards[:2]
@@ -210,5 +210,5 @@ def test_cards_are_the_servers_own() -> None:
     ],
 )
 def test_only_a_server_on_this_host_has_its_cards_here(url: str, own: bool) -> None:
-    """The memory of this host's cards says nothing about a server elsewhere."""
+    """The memory of this host's GPUs says nothing about a server elsewhere."""
     assert is_on_this_host(url) is own

@@ -135,7 +135,7 @@ def test_any_other_openai_server_is_verified_by_chat_and_usage(run: Verify) -> N
 
 @pytest.mark.parametrize("version", ["0.5.12", "0.5.23"])
 def test_sglang_of_both_shapes_of_server_info_is_understood(run: Verify, version: str) -> None:
-    """Version, pool and cards are read from both."""
+    """Version, pool and GPUs are read from both."""
     with standin.start(version=version, tp_size=2) as engine:
         report = run(engine, 5_000)
     server = report.server

@@ -238,7 +238,7 @@ def test_a_file_that_was_rotated_while_nobody_watched_is_read_first(tmp_path: Pa
 @contextmanager
 def watching(log: Path, service: Server, home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """``kvyield watch`` in a process of its own, killed without warning at the end."""
-    command = [sys.executable, "-m", "kvyield", "watch", "--log", str(log), "--gpu", "NVIDIA L4", "--no-card"]
+    command = [sys.executable, "-m", "kvyield", "watch", "--log", str(log), "--gpu", "NVIDIA L4", "--no-gpu"]
     environ = {**os.environ, "HOME": str(home), "KVYIELD_URL": service.url, "KVYIELD_SPOOL": str(home / "spool")}
     process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
     try:
@@ -293,7 +293,7 @@ def test_a_journal_that_ends_is_opened_again_from_the_last_start(tmp_path: Path)
         "sglang.service",
         "--gpu",
         "NVIDIA L4",
-        "--no-card",
+        "--no-gpu",
     ]
     process = subprocess.Popen(command, env=environ, stderr=subprocess.DEVNULL)
     try:

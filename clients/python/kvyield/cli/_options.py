@@ -38,7 +38,7 @@ def token_count(smallest: int) -> Callable[[str], int]:
     def tokens(text: str) -> int:
         match = _COUNT.fullmatch(text.strip().lower().replace(",", "").replace("_", ""))
         if match is None:
-            raise click.BadParameter(f"{text!r} is no number of tokens: 200000, 200_000, 200k and 1m are (k = 1,000)")
+            raise click.BadParameter(f"{text!r} is not a number of tokens: write 200000, 200k or 1m (k = 1,000)")
         count = round(float(match[1]) * _UNITS[match[2]])
         if count < smallest:
             raise click.BadParameter(f"{text!r} is too few: at least {smallest}")
@@ -59,7 +59,7 @@ def time_zone(text: str) -> tzinfo:
         return ZoneInfo(text)
     except (ValueError, OSError, ZoneInfoNotFoundError):
         raise click.BadParameter(
-            f"{text!r} is no zone known here: UTC, +02:00 or a name such as Europe/Berlin"
+            f"{text!r} is not a zone known here: UTC, +02:00 or a name such as Europe/Berlin"
         ) from None
 
 
@@ -98,8 +98,12 @@ def _timeout(*names: str) -> Callable[[Any], Any]:
 
 
 def no_gpu_option(told: str) -> Callable[[Any], Any]:
-    """``--no-gpu``, with the name that it had before."""
-    return click.option("--no-gpu", "--no-card", "no_card", is_flag=True, help=told)
+    """``--no-gpu``, and the name that it had before, which no help shows."""
+    options = [
+        click.option("--no-gpu", "no_gpu", is_flag=True, help=told),
+        click.option("--no-card", "no_gpu", is_flag=True, hidden=True),
+    ]
+    return lambda function: _all(options, function)
 
 
 def source_options(function: Function) -> Function:

@@ -32,13 +32,13 @@ def show_starts(starts: Sequence[Assembled], deliveries: Sequence[Delivery]) -> 
     """A row a start, with what became of it."""
     from kvyield.assemble import FRACTION_FLAG
 
-    fates = {str(one.observation.id): one.fate for one in deliveries}
+    results = {str(one.observation.id): one.result for one in deliveries}
     rows = []
     for start in starts:
         draft = start.draft
         fraction = draft["flags"].get(FRACTION_FLAG[draft["engine"]["name"]])
         measured = draft["measurements"]
-        fate = "incomplete" if start.missing else fates.get(str(start.observation().id), "not posted")
+        result = "incomplete" if start.missing else results.get(str(start.observation().id), "not posted")
         rows.append(
             (
                 moment(draft["observed_at"]),
@@ -49,7 +49,7 @@ def show_starts(starts: Sequence[Assembled], deliveries: Sequence[Delivery]) -> 
                 draft["outcome"],
                 tokens(measured["pool_tokens"]),
                 gib(measured["free_at_ready_gib"]),
-                fate,
+                result,
             )
         )
     if rows:

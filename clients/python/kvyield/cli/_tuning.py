@@ -142,7 +142,7 @@ class Site:
         from kvyield.gpu import GpuError, cards
         from kvyield.verify import is_on_this_host
 
-        if self.given.get("no_card") or not is_on_this_host(self.given["server"]):
+        if self.given.get("no_gpu") or not is_on_this_host(self.given["server"]):
             return []
         try:
             return cards()
@@ -181,7 +181,7 @@ class Site:
         from kvyield.verify import is_on_this_host
 
         is_local = is_on_this_host(self.given["server"])
-        wanted = with_gpus and not self.given.get("no_card")
+        wanted = with_gpus and not self.given.get("no_gpu")
         facts = facts_of_host(configured_facts(self.settings), is_local=is_local, with_gpus=wanted)
         return extras_of(self.given, self.settings, facts, recommendation_id)
 

@@ -144,7 +144,7 @@ class Session:
         from kvyield.gpu import cards, open_reader
         from kvyield.verify import engine_cards, is_on_this_host
 
-        if self._reader is not None or self._given.get("no_card"):
+        if self._reader is not None or self._given.get("no_gpu"):
             return
         try:
             if not is_on_this_host(self._given["server"]):

@@ -48,7 +48,7 @@ def _checks(settings: Settings, given: dict[str, Any]) -> Iterator[Check]:
     yield from checks.check_settings(settings)
     yield from checks.check_service(settings)
     yield from checks.check_spool(settings)
-    if not given["no_card"]:
+    if not given["no_gpu"]:
         yield from checks.check_gpu()
     if given["server"]:
         from kvyield.cli.observe import engine_getter

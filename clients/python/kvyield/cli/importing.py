@@ -42,7 +42,7 @@ WIDTH = 80
 MOST_NAMED = 20
 NO_ADMIN = "only a token of the role admin may retract it here"
 FAILURES = ("unreadable", "refused", "lost", "incomplete")
-FATES = (
+RESULTS = (
     "starts",
     "stored",
     "known",
@@ -201,7 +201,7 @@ def _may_be_retracted(name: str, line: Line, why_not: Callable[[], str | None], 
 
 
 def _post_export(name: str, lines: Sequence[Line], spool: Spool, client: Client, tally: Tally) -> None:
-    """Posts lines of an export; one that settles a recommendation that this ledger does not have is posted without."""
+    """Posts lines of an export; one that names a recommendation that this ledger does not have is posted without."""
     from kvyield.delivery import deliver_batch
 
     whole = [line.observation for line in lines if line.observation is not None]
@@ -212,7 +212,7 @@ def _post_export(name: str, lines: Sequence[Line], spool: Spool, client: Client,
             deliveries[index] = deliver_batch([bare], spool, client)[0]
     for line, delivery in zip(lines, deliveries, strict=True):
         tally.settle(name, delivery)
-        if line.retraction is not None and delivery.fate in ("stored", "known", "spooled"):
+        if line.retraction is not None and delivery.result in ("stored", "known", "spooled"):
             _retract(name, line, delivery, client, tally)
 
 
@@ -243,9 +243,9 @@ def _post(waiting: Sequence[tuple[str, _wire.Observation]], spool: Spool, client
         tally.settle(name, delivery)
 
 
-def _row(name: str, count: Counter[str], fates: Sequence[str]) -> tuple[str, ...]:
-    shown = elided(name, WIDTH - sum(len(fate) + 3 for fate in fates) - 2)
-    return (shown, *(f"{count[fate]:,}" if count[fate] else "-" for fate in fates))
+def _row(name: str, count: Counter[str], results: Sequence[str]) -> tuple[str, ...]:
+    shown = elided(name, WIDTH - sum(len(result) + 3 for result in results) - 2)
+    return (shown, *(f"{count[result]:,}" if count[result] else "-" for result in results))
 
 
 class Tally:
@@ -309,17 +309,17 @@ class Tally:
 
     def settle(self, name: str, delivery: Delivery) -> None:
         """Count what became of one start; each reason is said once, a refusal or a loss once a file."""
-        self._counts[name][delivery.fate] += 1
+        self._counts[name][delivery.result] += 1
         if delivery.reason:
-            said = f"{name} {delivery.reason}" if delivery.fate in FAILURES else delivery.reason
+            said = f"{name} {delivery.reason}" if delivery.result in FAILURES else delivery.reason
             if not self._said[said]:
-                say(f"kvyield: {name}: {delivery.fate}: {delivery.reason}")
+                say(f"kvyield: {name}: {delivery.result}: {delivery.reason}")
             self._said[said] += 1
 
     def summary(self) -> str:
         """What became of all, in one line."""
         total = sum(self._counts.values(), Counter())
-        counts = ", ".join(f"{total[fate]:,} {fate}" for fate in FATES if total[fate])
+        counts = ", ".join(f"{total[result]:,} {result}" for result in RESULTS if total[result])
         return f"{len(self._counts):,} log(s): {counts or 'no start'}"
 
     def say_lacks(self, *, is_dry: bool) -> None:
@@ -338,13 +338,13 @@ class Tally:
         if self._as_json:
             return
         total = sum(self._counts.values(), Counter())
-        fates = [fate for fate in FATES if total[fate] or fate == "starts"]
+        results = [result for result in RESULTS if total[result] or result == "starts"]
         counts = list(self._counts.items())
-        failed = [(name, count) for name, count in counts[SHOWN_FILES:] if any(count[fate] for fate in FAILURES)]
-        rows = [_row(name, count, fates) for name, count in counts[:SHOWN_FILES] + failed]
+        failed = [(name, count) for name, count in counts[SHOWN_FILES:] if any(count[result] for result in FAILURES)]
+        rows = [_row(name, count, results) for name, count in counts[:SHOWN_FILES] + failed]
         hidden = len(counts) - len(rows)
         rows += [(f"... {hidden} more files without a failure",)] if hidden > 0 else []
-        table(("log", *(f">{fate}" for fate in fates)), [*rows, _row("all", total, fates)])
+        table(("log", *(f">{result}" for result in results)), [*rows, _row("all", total, results)])
 
     def exit_code(self, spooled: int, *, is_dry: bool) -> int:
         total = sum(self._counts.values(), Counter())

@@ -82,7 +82,7 @@ def read_log(given: Mapping[str, Any], settings: Settings) -> Reading:
         raise click.UsageError("which log? give --journal, --log, --docker, --kubernetes or - (or --server alone)")
     running = running_engine(given) if given["server"] else None
     is_local = source.is_local if source else running is not None and running.is_local
-    facts = facts_of_host(configured_facts(settings), is_local=is_local, with_gpus=not given["no_card"])
+    facts = facts_of_host(configured_facts(settings), is_local=is_local, with_gpus=not given["no_gpu"])
     extras = extras_of(given, settings, facts, one_of("--recommendation", given["recommendation"]))
     if source is None:
         assert running is not None
@@ -180,12 +180,12 @@ def _conclude(starts: Sequence[Assembled], deliveries: Sequence[Delivery], given
 def conclusion(delivery: Delivery, spooled: int) -> int:
     """Says what became of one item, unless it is stored and that is all, and returns the exit code.
 
-    An item that waits because the service is away is no failure; one that waits for a token, a setting or a repair is.
+    An item that waits for an absent service is not a failure; one that waits for a token, a setting or a repair is.
     """
-    if delivery.fate == "spooled":
+    if delivery.result == "spooled":
         say(f"kvyield: waits in the spool: {delivery.reason}; `kvyield spool send` sends it, so does the next run")
         code = exit_code(delivery.error) if delivery.error else UNREACHABLE
         return spooled if code == UNREACHABLE else code
     if delivery.reason:
-        say(f"kvyield: {delivery.fate}: {delivery.reason}")
-    return {"refused": REFUSED, "lost": FAILED}.get(delivery.fate, DONE)
+        say(f"kvyield: {delivery.result}: {delivery.reason}")
+    return {"refused": REFUSED, "lost": FAILED}.get(delivery.result, DONE)

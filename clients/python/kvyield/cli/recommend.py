@@ -77,7 +77,7 @@ def question_options(function: Function) -> Function:
 @question_options
 @click.option("--model-config", metavar="FILE", help="The model's config.json, for a model without any start.")
 @click.option("--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="With it: memory of one GPU.")
-@click.option("--store", is_flag=True, help="Keep the answer; `observe --recommendation ID` settles it.")
+@click.option("--store", is_flag=True, help="Store the answer; `observe --recommendation ID` compares it with a start.")
 @selector_options
 @service_options
 @click.pass_context

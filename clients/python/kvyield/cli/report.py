@@ -106,13 +106,13 @@ class _Posting:
         self._kept = [keep([self._start.observation()], self._spool)]
         first = self._first = self._kept[0].send_by(self._connect)[0]
         code = exit_code(first.error) if first.error else DONE
-        if first.fate in ("refused", "lost") or code not in (DONE, UNREACHABLE):
-            waits = "; it waits in the spool" if first.fate == "spooled" else ""
+        if first.result in ("refused", "lost") or code not in (DONE, UNREACHABLE):
+            waits = "; it waits in the spool" if first.result == "spooled" else ""
             say(f"kvyield: no prompt was sent, since the start could not be posted{waits}")
-            raise first.error or KvyieldError(f"the start is {first.fate}: {first.reason}")
+            raise first.error or KvyieldError(f"the start is {first.result}: {first.reason}")
         if first.stored_id is not None:
             self._kept = []
-        if first.fate == "spooled":
+        if first.result == "spooled":
             say(f"kvyield: {first.reason}; the prompt is sent, and all of it will wait in the spool")
 
     def pace(self) -> list[tuple[int, float]]:
@@ -150,7 +150,7 @@ class _Posting:
 
     def shown(self, whole: Assembled) -> list[Delivery]:
         """What became of the start, under the id that it is shown with."""
-        ends = [one for one in self._last if one.fate not in ("stored", "known")]
+        ends = [one for one in self._last if one.result not in ("stored", "known")]
         found = next(iter([*ends, *filter(None, [self._first])]), None)
         return [replace(found, item=whole.observation())] if found else []
 

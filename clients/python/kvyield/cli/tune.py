@@ -276,7 +276,7 @@ def launcher_of(given: Mapping[str, Any], folder: Path) -> Launcher:
     argv = list(given["command"])
     engine = given["engine"] or engine_of(argv)
     if engine is None:
-        raise click.UsageError(f"{argv[0]} is no engine that kvyield knows; --engine says which it is")
+        raise click.UsageError(f"{argv[0]} is not an engine that kvyield knows; --engine says which it is")
     return Child(
         argv=argv,
         engine=engine,

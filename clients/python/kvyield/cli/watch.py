@@ -131,7 +131,7 @@ def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
         raise click.UsageError("which log? give --journal, --log, --docker, --kubernetes or -")
     digest = hashlib.sha256(source.name.encode()).hexdigest()[:12]
     state = Path(given["state"]) if given["state"] else settings.spool.parent / "watch" / f"{digest}.json"
-    configured, with_gpus = configured_facts(settings), not given["no_card"]
+    configured, with_gpus = configured_facts(settings), not given["no_gpu"]
     facts = partial(facts_of_host, configured, is_local=source.is_local, with_gpus=with_gpus)
     return Watch(
         bookmark=BookmarkFile(state),
@@ -210,8 +210,8 @@ def _bring(settings: Settings, observation: _wire.Observation) -> tuple[bool, st
     from kvyield.spool import Spool
 
     delivery = keep([observation], Spool(settings.spool)).send_by(lambda: client_of(settings))[0]
-    words = delivery.fate if delivery.reason is None else f"{delivery.fate} ({delivery.reason})"
-    return delivery.fate != "lost", words
+    words = delivery.result if delivery.reason is None else f"{delivery.result} ({delivery.reason})"
+    return delivery.result != "lost", words
 
 
 def _send_spool(settings: Settings, stopped: threading.Event) -> None:

@@ -102,7 +102,7 @@ def sglang_info(info: Mapping[str, object], where: str, found: Found) -> None:
 
 
 def _effective_requests(info: Mapping[str, object], states: list[dict[str, object]], where: str, found: Found) -> None:
-    """The requests that the scheduler takes; of several data-parallel ranks each tells its share, which is no flag."""
+    """The requests that the scheduler takes; of several data-parallel ranks each tells its share, not the flag."""
     name = "effective_max_running_requests_per_dp"
     values = [value for state in states if isinstance(value := state.get(name), int)]
     ranks = info.get("dp_size")

@@ -207,7 +207,7 @@ class StartReader(ABC):
             self.start.facts.setdefault(name, Sourced(value, source))
 
     def version(self, value: str, source: str) -> None:
-        """Set the engine's version; what a source build prints without tags is no version."""
+        """Set the engine's version; what a source build prints without tags is not a version."""
         if not UNTAGGED.fullmatch(value):
             self.fact("engine_version", value, source)
 
@@ -261,7 +261,7 @@ class StartReader(ABC):
 
 
 def _copied(start: Start) -> Start:
-    """A start that the reader, which may go on, does not change any more; its values cannot be changed at all."""
+    """A start that the reader, which may go on, no longer changes; its values cannot be changed at all."""
     return replace(
         start,
         flags=dict(start.flags),

@@ -96,7 +96,7 @@ class Problems:
     def read(self, place: Place, text: str, phase: Phase, *, serving: bool, is_server: bool = True) -> bool:
         """Take in a line that may tell of a problem; True when it does.
 
-        ``is_server`` is False for an engine inside another program, whose end is no failure.
+        ``is_server`` is False for an engine inside another program, whose end is not a failure.
         """
         short = text[:LONGEST_READ]
         if _ERROR_LINE.search(short):

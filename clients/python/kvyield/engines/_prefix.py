@@ -1,4 +1,4 @@
-"""What stands around an engine's own line: journald, docker, compose, Kubernetes, Ray, colours, progress bars.
+"""What surrounds an engine's own line: journald, docker, compose, Kubernetes, Ray, colours, progress bars.
 
 Every prefix is optional and they nest in any order, so they are peeled one by one from the left. What is left is the
 engine's text; what was peeled tells the time and the stream (unit, container, pod) that the line belongs to."""

@@ -1,4 +1,4 @@
-"""The cards of this host: what they are, what is free on them, and how low that falls while something runs."""
+"""The GPUs of this host: what they are, what is free on them, and how low that falls while something runs."""
 
 from kvyield.gpu._card import Card, GpuError, Neighbour, hardware_name
 from kvyield.gpu._find import cards

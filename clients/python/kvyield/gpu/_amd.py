@@ -1,4 +1,4 @@
-"""AMD cards through ``amd-smi``, or ``rocm-smi`` where ROCm is older."""
+"""AMD GPUs through ``amd-smi``, or ``rocm-smi`` where ROCm is older."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BYTES_PER_UNIT = {"B": 1, "KB": 1024, "MB": MIB, "GB": GIB}
 
 
 def amd_smi_cards(run: RunTool = run_tool) -> list[Card]:
-    """All AMD cards by ``amd-smi``. Raises GpuError when it cannot be run or understood."""
+    """All AMD GPUs by ``amd-smi``. Raises GpuError when it cannot be run or understood."""
     static = _rows(run(["amd-smi", "static", "--asic", "--bus", "--vram", "--json"]))
     memory = {row.get("gpu"): row for row in _rows(run(["amd-smi", "metric", "--mem-usage", "--json"]))}
     listed = {row.get("gpu"): row for row in _rows(run(["amd-smi", "list", "--json"]))}
@@ -29,7 +29,7 @@ def amd_smi_cards(run: RunTool = run_tool) -> list[Card]:
 
 
 def rocm_smi_cards(run: RunTool = run_tool) -> list[Card]:
-    """All AMD cards by ``rocm-smi``. Raises GpuError when it cannot be run or understood."""
+    """All AMD GPUs by ``rocm-smi``. Raises GpuError when it cannot be run or understood."""
     command = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "gtt", "--showuniqueid", "--showbus", "--json"]
     table = _json(run(command), "rocm-smi")
     rows = sorted((int(key[4:]), row) for key, row in table.items() if re.fullmatch(r"card\d+", key))

@@ -17,7 +17,7 @@ _PROCESS = re.compile(r"\|\s*(\d+)\s+(\d+)\s*\|\s*(\d+)\s*\|\s*(\S[^|]*?)\s*\|\s
 
 
 def npu_smi_cards(run: RunTool = run_tool) -> list[Card]:
-    """All NPUs by ``npu-smi info``, a card per chip. Raises GpuError when it cannot be run or understood."""
+    """All NPUs by ``npu-smi info``, one per chip. Raises GpuError when it cannot be run or understood."""
     rows = run(["npu-smi", "info"]).splitlines()
     processes = list(_processes(rows))
     found: list[Card] = []

@@ -1,4 +1,4 @@
-"""What is known of one card, and the error that says what to do when there is none."""
+"""What is known of one GPU, and the error that says what to do when there is none."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Tool = Literal["nvml", "nvidia-smi", "amd-smi", "rocm-smi", "npu-smi", "xpu-smi"
 
 
 class GpuError(KvyieldError):
-    """No card could be read. The text says why, tool by tool, and what to do about it."""
+    """No GPU could be read. The text says why, tool by tool, and what to do about it."""
 
 
 @dataclass(frozen=True)
 class Neighbour:
-    """A process that holds memory on a card. ``used_gib`` is None where the driver does not say."""
+    """A process that holds memory on a GPU. ``used_gib`` is None where the driver does not say."""
 
     pid: int
     name: str | None
@@ -30,14 +30,14 @@ class Neighbour:
 
 @dataclass(frozen=True)
 class Card:
-    """One card, or one MIG device of a card, as its own tool reports it.
+    """One GPU, or one MIG device of a GPU, as its own tool reports it.
 
     ``memory_gib`` is the driver's total over 2^30 and ``free_gib`` its free memory at the moment of asking.
     ``usable_gib`` is the total that a framework sees (``cuDeviceTotalMem``): the driver's less what it reserves, None
     where the tool does not tell. They are 140.40 and 139.80 on an H200.
     ``unified_memory`` is true where the host's processes and page cache live in the same memory (GB10, Jetson, APUs).
     Grace superchips are not: their GPUs have HBM of their own, which is what NVML reports.
-    ``mig`` is the MIG profile ("1g.10gb"); the MIG devices of one card share its ``index``.
+    ``mig`` is the MIG profile ("1g.10gb"); the MIG devices of one GPU share its ``index``.
     """
 
     index: int
@@ -60,9 +60,9 @@ def mig_profile(name: str) -> str | None:
 
 
 def hardware_name(cards: Sequence[Card]) -> str:
-    """The one name of these cards, with its MIG profile. Raises GpuError when they are of several kinds."""
+    """The one name of these GPUs, with its MIG profile. Raises GpuError when they are of several kinds."""
     names = sorted({card.name for card in cards})
     if len(names) != 1:
         kinds = ", ".join(names) or "none"
-        raise GpuError(f"these cards are not of one kind ({kinds}): choose the engine's with CUDA_VISIBLE_DEVICES")
+        raise GpuError(f"these GPUs are not of one kind ({kinds}): choose the engine's with CUDA_VISIBLE_DEVICES")
     return names[0]

@@ -1,4 +1,4 @@
-"""Finding this host's cards with whatever tool it has."""
+"""Finding this host's GPUs with whatever tool it has."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def cards(
     finders: Sequence[Finder] = FINDERS,
     except_pids: frozenset[int] = frozenset(),
 ) -> list[Card]:
-    """The cards that this environment sees, with free memory now and the processes on them.
+    """The GPUs that this environment sees, with free memory now and the processes on them.
 
     NVML is asked first, then ``nvidia-smi``, ``amd-smi``, ``rocm-smi``, ``npu-smi``
     and ``xpu-smi``. Processes in ``except_pids`` (the engine's
-    own) are left out of the neighbours. Raises GpuError, which says what to do, when there is no card.
+    own) are left out of the neighbours. Raises GpuError, which says what to do, when there is no GPU.
     """
     found = _first(finders)
     seen = visible(found, os.environ if environ is None else environ)

@@ -76,5 +76,5 @@ def _table(text: str) -> Mapping[str, Any]:
     except json.JSONDecodeError as error:
         raise GpuError(f"xpu-smi: its JSON cannot be read: {error}") from error
     if not isinstance(table, dict):
-        raise GpuError("xpu-smi: its JSON is no object")
+        raise GpuError("xpu-smi: its JSON is not an object")
     return table

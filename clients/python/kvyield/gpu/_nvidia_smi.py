@@ -1,4 +1,4 @@
-"""NVIDIA cards through ``nvidia-smi``, for hosts where Python cannot load NVML."""
+"""NVIDIA GPUs through ``nvidia-smi``, for hosts where Python cannot load NVML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MIG_LINE = re.compile(r"^\s+MIG\s+(\S+)\s+Device\s+\d+:\s+\(UUID:\s*([^)]+)\)",
 
 
 def nvidia_smi_cards(run: RunTool = run_tool) -> list[Card]:
-    """All NVIDIA cards by ``nvidia-smi -q -x``. Raises GpuError when it cannot be run or understood."""
+    """All NVIDIA GPUs by ``nvidia-smi -q -x``. Raises GpuError when it cannot be run or understood."""
     text = run(["nvidia-smi", "-q", "-x"])
     try:
         root = ElementTree.fromstring(text)  # noqa: S314 - the local driver's own tool wrote it

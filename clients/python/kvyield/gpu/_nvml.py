@@ -1,4 +1,4 @@
-"""NVIDIA cards through NVML: a library call of about 20 microseconds a card, no subprocess."""
+"""NVIDIA GPUs through NVML: a library call of about 20 microseconds per GPU, no subprocess."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def nvml_session(nvml: Nvml) -> Iterator[None]:
 
 
 def nvml_cards(nvml: Nvml | None = None) -> list[Card]:
-    """All NVIDIA cards, MIG devices in place of the cards that are split. Raises GpuError when NVML cannot be asked."""
+    """All NVIDIA GPUs, MIG devices in place of the GPUs that are split. Raises GpuError when NVML cannot be asked."""
     nvml = load_nvml() if nvml is None else nvml
     with nvml_session(nvml):
         try:
@@ -49,7 +49,7 @@ def nvml_cards(nvml: Nvml | None = None) -> list[Card]:
 
 
 def nvml_handles(nvml: Nvml) -> list[tuple[int, object]]:
-    """Index and handle of every card; a card in MIG mode gives the handles of its MIG devices."""
+    """Index and handle of every GPU; a GPU in MIG mode gives the handles of its MIG devices."""
     found: list[tuple[int, object]] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         card = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -58,7 +58,7 @@ def nvml_handles(nvml: Nvml) -> list[tuple[int, object]]:
 
 
 def free_gib(nvml: Nvml, handle: object) -> float:
-    """Free GiB of one card or MIG device; of the host where the card has no memory of its own."""
+    """Free GiB of one GPU or MIG device; of the host where the GPU has no memory of its own."""
     return _memory_gib(nvml, handle)[1]
 
 

@@ -15,18 +15,18 @@ SYSFS = Path("/sys")
 
 
 class FreeReader(Protocol):
-    """Reads free memory of a fixed list of cards, in their order."""
+    """Reads free memory of a fixed list of GPUs, in their order."""
 
     def read(self) -> Sequence[float]:
-        """Free GiB of each card now. Raises GpuError when a card cannot be read."""
+        """Free GiB of each GPU now. Raises GpuError when a GPU cannot be read."""
         ...
 
 
 @contextlib.contextmanager
 def open_reader(cards: Sequence[Card], *, nvml: Nvml | None = None, sysfs: Path = SYSFS) -> Iterator[FreeReader]:
-    """The cheapest reader for these cards: NVML, sysfs for AMD, otherwise the vendor's tool at each reading."""
+    """The cheapest reader for these GPUs: NVML, sysfs for AMD, otherwise the vendor's tool at each reading."""
     if not cards:
-        raise GpuError("there is no card to read")
+        raise GpuError("there is no GPU to read")
     tool = cards[0].tool
     if tool == "nvml":
         nvml = load_nvml() if nvml is None else nvml
@@ -50,12 +50,12 @@ class _NvmlReader:
             if position is not None:
                 handles[position] = handle
         if len(handles) != len(cards):
-            raise GpuError("NVML no longer lists all the cards that it listed before")
+            raise GpuError("NVML no longer lists all the GPUs that it listed before")
         self._nvml = nvml
         self._handles = [handles[position] for position in range(len(cards))]
 
     def read(self) -> Sequence[float]:
-        """Free GiB of each card by NVML."""
+        """Free GiB of each GPU by NVML."""
         try:
             return [free_gib(self._nvml, handle) for handle in self._handles]
         except self._nvml.NVMLError as error:
@@ -70,7 +70,7 @@ class _SysfsReader:
         ]
 
     def read(self) -> Sequence[float]:
-        """Free GiB of each card by the amdgpu driver's files."""
+        """Free GiB of each GPU by the amdgpu driver's files."""
         return [max(_sysfs_pool(pool) for pool in pools)[1] for pools in self._pools]
 
 
@@ -88,9 +88,9 @@ class _ToolReader:
         self._keys = [(card.index, card.uuid) for card in cards]
 
     def read(self) -> Sequence[float]:
-        """Free GiB of each card by the vendor's tool: tenths of a second a reading."""
+        """Free GiB of each GPU by the vendor's tool: tenths of a second per reading."""
         free = {(card.index, card.uuid): card.free_gib for card in self._find()}
         try:
             return [free[key] for key in self._keys]
         except KeyError as error:
-            raise GpuError(f"the tool no longer lists card {error}") from error
+            raise GpuError(f"the tool no longer lists GPU {error}") from error

@@ -17,7 +17,7 @@ MAX_FAILED_READINGS = 50
 
 @dataclass(frozen=True)
 class MemorySamples:
-    """What the sampler saw. Lists have one entry a card; the sampler's own cost is measured with it.
+    """What the sampler saw. Lists have one entry per GPU; the sampler's own cost is measured with it.
 
     ``longest_gap_seconds`` is the longest time between two readings: a shorter dip may have been missed.
     ``error`` is the last reason why a reading failed; readings that failed are not counted in ``samples``.
@@ -33,17 +33,17 @@ class MemorySamples:
 
     @property
     def lowest_free_gib(self) -> float | None:
-        """The lowest free memory of the fullest card, or None without a single reading."""
+        """The lowest free memory of the fullest GPU, or None without a single reading."""
         return min(self.lowest_gib, default=None)
 
     @property
     def free_before_gib(self) -> float | None:
-        """Free memory of the fullest card at the first reading, or None without a single reading."""
+        """Free memory of the fullest GPU at the first reading, or None without a single reading."""
         return min(self.first_gib, default=None)
 
 
 class MemorySampler:
-    """Reads all cards every 20 ms in its own thread and keeps the lowest free memory of each.
+    """Reads all GPUs every 20 ms in its own thread and keeps the lowest free memory of each.
 
     The first reading is made before ``start`` returns. A reading that fails is counted, never raised: after 50 in a
     row the thread stops reading. Use it as a context manager, or call ``start`` and ``stop``.

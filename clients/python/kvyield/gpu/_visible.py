@@ -1,4 +1,4 @@
-"""Which cards an engine in this environment sees: CUDA_VISIBLE_DEVICES and what other vendors have in its place."""
+"""Which GPUs an engine in this environment sees: CUDA_VISIBLE_DEVICES and what other vendors have in its place."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from kvyield.gpu._card import Card, GpuError, Tool
 
 
 def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
-    """The cards that the environment leaves visible, in its order. Raises GpuError when it hides all of them."""
+    """The GPUs that the environment leaves visible, in its order. Raises GpuError when it hides all of them."""
     left = list(cards)
     for name in _variables(cards[0].tool if cards else "nvml", environ):
         if name in environ:
             left = _chosen(left, environ[name], by_position=name != "CUDA_VISIBLE_DEVICES" or not _is_nvidia(cards))
             if cards and not left:
                 raise GpuError(
-                    f"{name}={environ[name]!r} hides all {len(cards)} cards: unset it for kvyield, or give it the "
+                    f"{name}={environ[name]!r} hides all {len(cards)} GPUs: unset it for kvyield, or give it the "
                     "value that the engine has"
                 )
     return left
@@ -39,7 +39,7 @@ def _variables(tool: Tool, environ: Mapping[str, str]) -> Sequence[str]:
 
 
 def _chosen(cards: Sequence[Card], value: str, *, by_position: bool) -> list[Card]:
-    """CUDA's own rule: entries count up to the first that names no card; a card named twice counts once.
+    """CUDA's own rule: entries count up to the first that names no GPU; a GPU named twice counts once.
 
     Level Zero's mask may name a tile of a GPU ("0.1"); its memory is told per GPU.
     """

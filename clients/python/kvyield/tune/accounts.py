@@ -1,4 +1,4 @@
-"""What ``tune`` itself says of a start, where the log does not: that it ended, and how; whose death was no evidence."""
+"""What ``tune`` itself says of a start, where the log does not: that it ended, and how; whose end was not evidence."""
 
 from __future__ import annotations
 

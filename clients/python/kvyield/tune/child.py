@@ -266,7 +266,7 @@ class _Relay:
                 self._over.wait(POLL_SECONDS)
 
     def _pass_on(self, block: bytes) -> None:
-        with contextlib.suppress(OSError):  # nobody reads it any more: the engine serves on
+        with contextlib.suppress(OSError):  # nobody reads it now: the engine keeps serving
             while block:
                 block = block[os.write(self._target, block) :]
 
@@ -309,7 +309,7 @@ def port_of(argv: Sequence[str], engine: str) -> int:
     """The port that a command line names, else the engine's own default. Raises `TuneError` for one that is none."""
     told = _option(argv, ("--port", "--server-port", "--server_port"))
     if told is not None and not (told.isdecimal() and 0 < int(told) < 2**16):
-        raise TuneError(f"--port {told} is no port: a number from 1 to 65535")
+        raise TuneError(f"--port {told} is not a port: a number from 1 to 65535")
     return int(told) if told else PORTS[engine]
 
 

@@ -205,7 +205,7 @@ def edit(
     """
     for name, value in flags.items():
         if (isinstance(value, float) and not math.isfinite(value)) or (isinstance(value, str) and "\0" in value):
-            raise TuneError(f"flag {name}: {value!r} is no value that a command line can hold")
+            raise TuneError(f"flag {name}: {value!r} is not a value that a command line can hold")
     line = _Line(argv, engine, environment or {}, read)
     asked = {line.grammar.option(name, value).name: value for name, value in flags.items()}
     for name, value in asked.items():

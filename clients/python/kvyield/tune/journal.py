@@ -3,7 +3,7 @@
 ::
 
     <state>/                         0700
-        <key>.lock                   held while tune works on this engine; the kernel lets go of it when tune dies
+        <key>.lock                   held while tune works on this engine; the kernel releases it when tune dies
         <key>.json                   0600, a `Record`, replaced whole
 
 A record with an ``intent`` is one of a run that did not end by itself: the flags in ``good`` are to be put back.

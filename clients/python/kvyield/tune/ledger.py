@@ -109,10 +109,10 @@ class Ledger:
 
     def _send(self, row: Row, kept: Kept, *, is_first: bool = False) -> None:
         for delivery in kept.send_by(self.connect):
-            if delivery.fate == "spooled":
+            if delivery.result == "spooled":
                 row.waits += [kept] if is_first else []
                 self.say(f"waits in the spool: {delivery.reason}")
-            elif delivery.fate in ("refused", "lost"):
+            elif delivery.result in ("refused", "lost"):
                 self._refused(delivery, is_first=is_first)
             elif row.id is None and isinstance(delivery.item, _wire.Observation):
                 row.id = delivery.stored_id
@@ -121,5 +121,5 @@ class Ledger:
         if is_first and delivery.error is not None:
             raise delivery.error
         if is_first:
-            raise KvyieldError(f"the start is {delivery.fate}: {delivery.reason}")
-        self.say(f"{delivery.fate}: {delivery.reason}")
+            raise KvyieldError(f"the start is {delivery.result}: {delivery.reason}")
+        self.say(f"{delivery.result}: {delivery.reason}")

@@ -245,7 +245,7 @@ class Unit:
             raise TuneError(f"{self.unit}: {error}") from error
         if engine is None:
             raise TuneError(
-                f"{self.unit} starts {shlex.join(service.command.argv[:4])}, which is no engine that kvyield knows"
+                f"{self.unit} starts {shlex.join(service.command.argv[:4])}, which is not an engine that kvyield knows"
             )
         return engine
 
@@ -280,7 +280,7 @@ class Unit:
         try:
             return Path(path).read_bytes().decode()
         except UnicodeDecodeError as error:
-            raise TuneError(f"{path} is no text in UTF-8") from error
+            raise TuneError(f"{path} is not text in UTF-8") from error
         except OSError as error:
             raise TuneError(f"{path} could not be read: {reason_of(error)}{self._hint(error)}") from error
 

@@ -79,7 +79,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Entry:
-    """One assignment of a unit file, and the lines (from 0) that it stands on."""
+    """One assignment of a unit file, and the lines (from 0) that it is on."""
 
     section: str
     key: str

@@ -205,7 +205,7 @@ class Written:
         except FileNotFoundError:
             return None
         except UnicodeDecodeError as error:
-            raise TuneError(f"--write {self.path} is no text in UTF-8") from error
+            raise TuneError(f"--write {self.path} is not text in UTF-8") from error
         except OSError as error:
             raise TuneError(f"--write {self.path} cannot be read: {reason_of(error)}") from error
 

@@ -1,4 +1,4 @@
-"""Which of this host's cards a server runs on."""
+"""Which of this host's GPUs a server runs on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvyield.verify._server import Server
 
 
 def is_on_this_host(url: str) -> bool:
-    """Whether the address belongs to this host: only then do this host's cards tell anything of the server."""
+    """Whether the address belongs to this host: only then do this host's GPUs tell anything of the server."""
     host = urlsplit(url).hostname
     if not host:
         return False
@@ -33,7 +33,7 @@ def _is_own(family: int, address: tuple[object, ...]) -> bool:
 
 
 def engine_cards(cards: Sequence[Card], server: Server | None) -> list[Card]:
-    """The cards that the server says it uses, by device number; all of them where it does not say."""
+    """The GPUs that the server says it uses, by device number; all of them where it does not say."""
     if server is None or server.gpus is None or max(server.gpus) >= len(cards):
         return list(cards)
     return [cards[number] for number in server.gpus]

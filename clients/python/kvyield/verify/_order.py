@@ -58,7 +58,7 @@ OnResult = Callable[[Verified], None]
 class Report:
     """What came of an order. ``server`` is None when the address did not answer as an engine does.
 
-    ``refusal`` says why a prompt was not sent, or not taken by the engine: that is no verification.
+    ``refusal`` says why a prompt was not sent, or not taken by the engine: that is not a verification.
     """
 
     server: Server | None

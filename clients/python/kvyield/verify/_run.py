@@ -128,7 +128,7 @@ class _Run:
                 return
 
     def _warm_up(self, server: Server) -> Verified | None:
-        """Sends a short prompt: it settles the route, compiles kernels, and tells the tokens a word where none count.
+        """Sends a short prompt: it finds the route, compiles kernels, and tells the tokens a word where none count.
 
         Its time is not kept: a fresh server's first prompt takes many times what the next one does.
         """

@@ -30,7 +30,7 @@ COARSE: Floats = FRACTIONS[4::10]
 MOST_GIB = 1000.0
 """More than any GPU has, where its memory is not known."""
 LEAST_JOINT = 0.05
-"""A chance below this is no advice."""
+"""A chance below this is not advice."""
 _SPARE = 1.02
 """Bytes or blocks that fix the pool are set this much larger than the need, for whole blocks and padding."""
 _MEBIBYTE = 2**20

@@ -94,7 +94,7 @@ def _reason_of_context(case: Case, choice: Choice) -> str:
 
 
 def explanation(case: Case, choice: Choice, answer: Advice, *, is_kept: bool, first: str) -> str:
-    """Return the explanation of an advice; ``first`` is what stands before anything else."""
+    """Return the explanation of an advice; ``first`` comes before anything else."""
     sentences = (
         *((first,) if first else ()),
         *_pool(case, choice, answer, is_kept=is_kept),
@@ -145,7 +145,7 @@ def too_small(case: Case, fraction: float) -> str:
 
 
 def too_heavy() -> str:
-    """Return why weights that fill the GPU are no answer when nobody stated them."""
+    """Return why weights that fill the GPU give no answer when neither log nor config states their size."""
     return "what the weights take is assumed, stated neither by a log nor by the config, and decides the answer"
 
 

@@ -262,7 +262,7 @@ def _agree(one: Account, other: Account) -> bool:
 
 
 def _stamped_lines(excerpt: str | None) -> set[str]:
-    """Return the lines that say when they were written; a duration that a line tells is no time."""
+    """Return the lines that say when they were written; a duration that a line tells is not a time."""
     return {line.strip() for line in (excerpt or "").splitlines() if _STAMP.search(line)}
 
 

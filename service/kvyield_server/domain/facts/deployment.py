@@ -1,6 +1,6 @@
 """Which starts may share one line: the deployment key, how null joins, and names for people and links.
 
-Hardware and model name are the pair's; model facts and the card's memory are never in the key.
+Hardware and model name are the pair's; model facts and the GPU's memory are never in the key.
 """
 
 from __future__ import annotations

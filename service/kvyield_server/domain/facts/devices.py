@@ -1,7 +1,7 @@
 """Real memory of common GPUs, for when a start does not say, and which of them share memory with the host.
 
 ``reported_gib`` is what ``nvidia-smi`` or ``amd-smi`` reports; ``usable_gib`` is the total that the framework sees,
-which vLLM's fraction multiplies. Marketing gigabytes are neither. Both are as printed by real starts of these cards.
+which vLLM's fraction multiplies. Marketing gigabytes are neither. Both are as printed by real starts of these GPUs.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _words(name: str) -> str:
 
 @lru_cache(maxsize=1024)
 def find_device(gpu: str) -> Device | None:
-    """Return the device whose whole name stands in ``gpu``, the longest first; slices of a card are not the card."""
+    """Return the device whose whole name stands in ``gpu``, the longest first; a MIG slice is not the whole GPU."""
     if _VIRTUAL.search(gpu.lower()):
         return None
     words = _words(gpu)
@@ -112,7 +112,7 @@ def stated_memory(hardware: Hardware) -> float | None:
 
 
 def usable_memory(hardware: Hardware) -> MemoryFigure | None:
-    """Return the total that the framework sees on one GPU, or None for an unknown card of unknown size."""
+    """Return the total that the framework sees on one GPU, or None for an unknown GPU of unknown size."""
     device = find_device(hardware.gpu)
     stated = stated_memory(hardware)
     if device is None:
@@ -135,9 +135,9 @@ def _stated_alone(stated: float) -> MemoryFigure:
 
 
 def free_before_load(hardware: Hardware, *, is_spread: bool) -> MemoryFigure | None:
-    """Return what an engine finds free before it loads weights on an otherwise empty card.
+    """Return what an engine finds free before it loads weights on an otherwise empty GPU.
 
-    The card's usable total less the process's own context and, over several GPUs, communication buffers.
+    The GPU's usable total less the process's own context and, over several GPUs, communication buffers.
     """
     total = usable_memory(hardware)
     if total is None:

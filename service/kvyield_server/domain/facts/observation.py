@@ -231,7 +231,7 @@ class Observation:
 
     @property
     def fraction(self) -> float | None:
-        """The value of the engine's pool flag, as the engine resolved it; None where it is no number of any use."""
+        """The value of the engine's pool flag, as the engine resolved it; None where it is not a usable number."""
         value = self.flags.get(FRACTION_FLAG[self.engine.name])
         if not isinstance(value, int | float) or isinstance(value, bool):
             return None

@@ -31,7 +31,7 @@ def drifts(fit: PairFit) -> Iterator[Drift]:
 
 
 def _in_order(one: DeploymentFit, other: DeploymentFit) -> tuple[DeploymentFit, DeploymentFit]:
-    """Return the older version first; where a version is no release, the one that was started first."""
+    """Return the older version first; where a version is not a release, the one that was started first."""
     numbers = parse_version(one.key["version"]), parse_version(other.key["version"])
     if numbers[0] is not None and numbers[1] is not None and numbers[0] != numbers[1]:
         is_swapped = numbers[0] > numbers[1]

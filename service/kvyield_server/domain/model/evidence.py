@@ -350,7 +350,7 @@ def _switches(engine: EngineName, flags: Flags, then: Flags) -> list[tuple[bool,
 def is_death(start: Observation) -> bool:
     """Tell whether a start ran out of GPU memory in a way that may rule its fraction out.
 
-    One that died while it loaded weights had no pool yet; host memory on a discrete GPU is no evidence either.
+    One that died while it loaded weights had no pool yet; host memory on a discrete GPU is not evidence either.
     """
     if start.outcome not in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME) or fraction_of(start) is None:
         return False

@@ -96,8 +96,8 @@ NEIGHBOUR = Caution(
 UNUSABLE = Caution(
     code="unusable_figures",
     detail=(
-        "No line can be computed from what was posted: a figure is beyond any sense. Retract the start that holds it, "
-        "or correct the GPU's memory or the model's facts."
+        "No line can be computed from what was posted: one figure is implausibly large or small. "
+        "Retract the start that holds it, or correct the GPU's memory or the model's facts."
     ),
 )
 
@@ -223,7 +223,7 @@ def _unusable(key: Key, setting: Setting, starts: tuple[Observation, ...]) -> _M
     """Return a deployment without a line, every start set aside with the reason."""
     bare = replace(setting, hardware=replace(setting.hardware, memory_gib=None), model=Model(name=setting.model.name))
     knowledge = prior_knowledge(bare, (), ())
-    reason = "no line can be computed from the figures of these starts: one of them is beyond any sense"
+    reason = "no line can be computed from the figures of these starts: one of them is implausibly large or small"
     found = tuple(Evidence(start, Use.SET_ASIDE, reason, labels=frozenset({Label.UNUSABLE})) for start in starts)
     fit = PoolFit(
         line=PoolLine(setting=setting, knowledge=knowledge, posterior=None, page_tokens=1),
@@ -483,7 +483,7 @@ def _distant_deaths(member: _Member, others: Sequence[_Member], history: History
 
 
 def _basis_kind(fit: PoolFit) -> BasisKind:
-    """Return the rung of the cold-start ladder that a fit stands on."""
+    """Return the rung of the cold-start ladder that a fit is based on."""
     if fit.distinct_fractions > 1:
         return BasisKind.SEVERAL_STARTS
     if fit.distinct_fractions == 1:

@@ -488,5 +488,5 @@ def _unseen_variance(engine: EngineName, flags: Flags, reference: Flags) -> floa
 
 
 def _harmless(flags: Flags, reference: Flags, key: str) -> bool:
-    """A flag that one side says is off and the other does not mention is no change."""
+    """A flag that one side says is off and the other does not mention is not a change."""
     return key not in reference and flags[key] in (None, False)

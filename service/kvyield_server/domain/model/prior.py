@@ -108,7 +108,7 @@ class Knowledge:
 
 
 def prior_knowledge(setting: Setting, starts: Sequence[Observation], transfers: Sequence[Observation]) -> Knowledge:
-    """Return what logs, other hardware, config and card say together about a deployment's line.
+    """Return what logs, other hardware, config and GPU say together about a deployment's line.
 
     The newest starts are enough: their logs say the same.
     """

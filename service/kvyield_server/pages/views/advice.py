@@ -129,7 +129,7 @@ def _heading(advice: AdviceOut) -> str:
 def _summary(advice: AdviceOut) -> str:
     odds = advice.probability
     if advice.status is Status.INFEASIBLE and advice.binding_constraint:
-        return f"What stands in the way: {advice.binding_constraint.replace('_', ' ')}."
+        return f"Binding constraint: {advice.binding_constraint.replace('_', ' ')}."
     if odds is None or odds.joint is None:
         return ""
     return f"probability that pool and memory both suffice: {percent(odds.joint)}"

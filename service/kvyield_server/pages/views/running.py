@@ -18,7 +18,7 @@ OTHER_FLAGS = ("kv_cache_dtype", "chunked_prefill_size", "max_num_batched_tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningView:
-    """The newest start that served. ``flags`` are those that decide about memory, as they stand on a command line."""
+    """The newest start that served. ``flags`` are those that decide about memory, as a command line has them."""
 
     id: UUID
     at: datetime

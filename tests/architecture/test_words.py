@@ -1,0 +1,84 @@
+"""Texts are written in plain technical English: phrases that were replaced once do not come back."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SUFFIXES = {".py", ".md", ".html", ".toml", ".yaml", ".json", ".css", ".js", ".j2", ""}
+NOT_OURS = re.compile(r"(^|/)(data|vendor|fixtures)/|^docs/examples/.*\.log$|^LICENSE")
+
+# phrase, what to write instead, a sentence that holds it
+BANNED = [
+    (r"\b[Ff]ates?\b", "result, outcome", "the fate of each start"),
+    (r"(?<!/)\b[Ss]tands? on\b", "is based on", "An answer stands on three starts."),
+    (r"\b[Ss]ettles\b|\bsettle (it|them|a|the)\b", "is compared with, is tied to", "the start settles the advice"),
+    (r"\b[Mm]end(s|ed|ing)?\b", "correct, fix, repair", "Mend the request."),
+    (r"\bcannot be meant\b", "is impossible, is invalid", "What cannot be meant is refused."),
+    (
+        r"(?<![Tt]here )(?<![Tt]here)\b(is|are) no (number|version|value|file|folder|engine|port|link|text|answer)\b",
+        "is not a ...",
+        "'x' is no number of tokens",
+    ),
+    (r"\bany more\b(?! \w+ than)", "no longer", "the token opens nothing any more"),
+    (r"\bfor ever\b", "without end, without expiry, always", "valid for ever"),
+    (r"Look at: nothing", "nothing to check", "Look at: nothing"),
+    (r"\d ?(s|ms|us|µs|seconds|GiB|MiB|kB|bytes) an? [a-z]", "per", "66 us a line"),
+    (r"\d (lines|starts|posts|answers|requests|tokens) a (second|minute|day)", "per", "200 lines a second"),
+    (r"\b(lines|starts|posts|requests|tokens|answers) a second\b", "per second", "150 requests a second"),
+    (r"\bin small letters\b", "in lower case", "written in small letters"),
+    (r"\bbeyond any sense\b", "implausible", "a figure beyond any sense"),
+    (r"\bnever verified -", "never verified: no figure", "never verified -"),
+    (r"\bone start \(\d+\)", "give the number once", "one start (4)"),
+    (
+        r"\b([Tt]he|[Ee]ach|[Ee]very|[Oo]ne|[Nn]o|an?|of|this|these|\d+|eight|[Aa]ll|host's|AMD|NVIDIA) cards?\b(?![`(])",
+        "GPU",
+        "eight cards, and no card is free",
+    ),
+]
+
+
+def texts() -> list[Path]:
+    """Return the files of the repository that hold our own words."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = [ROOT / name for name in listed.splitlines() if not NOT_OURS.search(name)]
+    return [path for path in paths if path.suffix in SUFFIXES and path.is_file() and path != Path(__file__).resolve()]
+
+
+def found(text: str) -> list[str]:
+    """Return each banned phrase in a text with its line and what to write instead."""
+    flat = re.sub(r"[ \t]*\n[ \t]*(#[ \t]*)?", " ", text)
+    faults = [f"{hit.group(0)!r}: write {instead!r}" for it, instead, _ in BANNED for hit in re.finditer(it, flat)]
+    return faults
+
+
+def test_no_text_has_a_banned_phrase() -> None:
+    """Each file is free of them, also where a phrase runs over the end of a line."""
+    faults = {str(path.relative_to(ROOT)): found(path.read_text(encoding="utf-8")) for path in texts()}
+    assert {name: said for name, said in faults.items() if said} == {}
+
+
+def test_the_texts_that_people_read_are_among_the_files() -> None:
+    """A filter that left them out would make the check pass on nothing."""
+    names = {str(path.relative_to(ROOT)) for path in texts()}
+    assert names >= {
+        "README.md",
+        "CHANGELOG.md",
+        "docs/problems.md",
+        "clients/python/README.md",
+        "clients/python/kvyield/cli/_options.py",
+        "service/kvyield_server/domain/advice/words.py",
+        "service/kvyield_server/pages/templates/advice.html",
+    }
+
+
+@pytest.mark.parametrize(("phrase", "instead", "example"), BANNED)
+def test_the_check_finds_each_phrase(phrase: str, instead: str, example: str) -> None:
+    """A phrase that comes back is found, on one line and over two; its replacement is not."""
+    assert found(example)
+    assert found(example.replace(" ", "\n    # ", 1))
+    assert not re.search(phrase, instead)
