@@ -1,7 +1,7 @@
 """What `kvyield tune` itself adds to a round, and what `kvyield advise` takes on a log of 100 MB.
 
 A round's overhead is its whole time without the engine's starts and prompts, as `tune --json` prints it, with a real
-service and the stand-in engine: the worked case, from 0.85 to a served prompt of 200,000 tokens. Goals: under 2 s a
+service and the stand-in engine: the worked case, from 0.85 to a served prompt of 200,000 tokens. Goals: under 2 s per
 round beside the engine, under 3 s for the advice.
 
 Usage: PYTHONPATH=tests python tests/bench/bench_tune.py

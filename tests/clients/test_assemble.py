@@ -341,7 +341,7 @@ def test_config_names_its_model(tmp_path: Path) -> None:
 def test_a_pipe_is_no_model_config(tmp_path: Path) -> None:
     """A named pipe that nobody writes to is refused at once."""
     os.mkfifo(tmp_path / "config.json")
-    with pytest.raises(SourceError, match="no regular file"):
+    with pytest.raises(SourceError, match="not a regular file"):
         read_model_config(tmp_path / "config.json")
 
 

@@ -189,7 +189,7 @@ def test_pipes_and_devices_are_not_imported(tmp_path: Path) -> None:
     """A name that is not a regular file could be read without end, so it is refused."""
     os.mkfifo(tmp_path / "pipe.log")
     for name in (str(tmp_path / "pipe.log"), "/dev/zero"):
-        with pytest.raises(SourceError, match="no regular file"):
+        with pytest.raises(SourceError, match="not a regular file"):
             sources.expand([name])
 
 

@@ -100,7 +100,7 @@ def test_a_pipe_in_the_queue_is_damage_and_is_not_waited_for(spool: Spool) -> No
     """Listing and sending pass a named pipe by at once."""
     spool.add(sample())
     os.mkfifo(spool.root / "pending" / "00000000000000000001-pipe.json")
-    assert "no regular file" in str(spool.items()[0].reason)
+    assert "not a regular file" in str(spool.items()[0].reason)
     assert len(spool.send(taken).sent) == 1
 
 
@@ -351,7 +351,7 @@ def test_leftovers_of_killed_processes_are_swept(spool: Spool) -> None:
 
 
 def _unwritable(spool: Spool) -> None:
-    spool.root.parent.joinpath("spool").write_text("no folder")
+    spool.root.parent.joinpath("spool").write_text("not a folder")
 
 
 @pytest.mark.parametrize("action", [lambda s: s.add(sample()), lambda s: s.send(taken)])

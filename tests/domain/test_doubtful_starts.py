@@ -154,7 +154,7 @@ def test_a_start_that_failed_for_want_of_gpu_memory_is_a_death(name: EngineName,
 def test_flags_under_which_the_weights_never_loaded_are_not_ok(
     name: EngineName, outcome: str, cause: Cause | None
 ) -> None:
-    """No fraction mends that; a later start that came up does."""
+    """No fraction helps there; a later start that came up does."""
     failed = qwen(1, 0.9, on=name, outcome=outcome, failure=Failure(phase=Phase.LOAD, cause=cause))
     advice = advise([failed], 100_000)
     assert advice.status is Status.AT_RISK

@@ -43,7 +43,7 @@ def test_each_start_is_answered_as_if_it_came_alone(storage: Storage) -> None:
         Arrival(twice, "twice", None, NOW, "loopback"),
         Arrival(replace(twice, id=uuid7()), "twice", None, NOW, "loopback"),
         Arrival(another, "more", None, NOW, "loopback"),
-        Arrival(start(recommendation_id=uuid7()), "settles", None, NOW, "loopback"),
+        Arrival(start(recommendation_id=uuid7()), "settlement", None, NOW, "loopback"),
         Arrival(start(), "new", None, NOW, "loopback"),
     ]
     outcomes = storage.write(record(arrivals)).result()

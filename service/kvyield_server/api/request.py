@@ -137,7 +137,7 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
 
 
 def _is_read_as_none(text: str, kind: Any) -> bool:
-    """Say whether a text that is not text's value is taken for none: where types are read loosely, ``null`` is."""
+    """Say whether a text that no text field holds is taken for none: where types are read loosely, ``null`` is."""
     try:
         return msgspec.convert(text, kind, strict=False) is None
     except msgspec.ValidationError:

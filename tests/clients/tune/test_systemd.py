@@ -128,7 +128,7 @@ def test_what_was_there_before_is_put_back_byte_for_byte(manager: Any, unit: Uni
         ("[Service]\nType=oneshot\n", "no ExecStart="),
         ("[Service]\nExecStart=/bin/sh -c 'vllm serve m'\n", "run by a shell"),
         ("[Service]\nExecStart=/usr/bin/podman run vllm/vllm-openai\n", "podman"),
-        ("[Service]\nExecStart=/bin/sleep 5\n", "no engine that kvyield knows"),
+        ("[Service]\nExecStart=/bin/sleep 5\n", "not an engine that kvyield knows"),
         ("[Service]\nExecStart=/bin/a ; vllm serve m\n", "several commands"),
         ("[Service]\nExecStart=@vllm x serve m\n", "does not edit"),
         ('[Service]\nExecStart=vllm serve "m\n', "does not end"),
