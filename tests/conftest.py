@@ -8,6 +8,6 @@ from _postgres import empty_postgres_url, postgres_cluster, postgres_database, p
 
 __all__ = ["empty_postgres_url", "postgres_cluster", "postgres_database", "postgres_url"]
 
-# No test is timed: Hypothesis's deadline of 200 ms an example fails on a busy machine and says nothing of the code.
+# No test is timed: Hypothesis's deadline of 200 ms per example fails on a busy machine and says nothing of the code.
 settings.register_profile("untimed", settings.get_profile(settings.get_current_profile_name()), deadline=None)
 settings.load_profile("untimed")

@@ -9,8 +9,8 @@ after load is what the engine sizes by, and is off by its rounding only), the pr
 a cold compile cache, recorded as such, has 1 GiB (half-normal) more beside the pool.
 
 Free memory at ready. SGLang keeps 1.35 +- 2 GiB beside the pool, graphs 1.15 +- 0.6 GiB more when on, 0.004 +- 0.006
-GiB a running request (0.03 +- 0.03 with a draft) up to the graph limit, and its request table; vLLM 1.35 +- 2 GiB and
-0.0006 +- 0.001 a request. 1.00 +- 0.03 of the budget is allocated (0.95 with a draft that is billed in layers). What
+GiB per running request (0.03 +- 0.03 with a draft) up to the graph limit, and its request table; vLLM 1.35 +- 2 GiB and
+0.0006 +- 0.001 per request. 1.00 +- 0.03 of the budget is allocated (0.95 with a draft that is billed in layers). What
 requests take is their graphs': without graphs they take none.
 Allocation granules and the rank that prints make equal starts differ by 0.14 GiB, with four degrees of freedom again.
 
