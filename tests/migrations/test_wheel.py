@@ -32,6 +32,6 @@ def test_the_wheel_migrates_a_database(tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(installed)
     program = f"import sys; sys.path.insert(0, {str(installed)!r})\n{PROGRAM}"
     found, revision, problems = run("-c", program, f"sqlite:///{tmp_path / 'a.db'}", folder=tmp_path).splitlines()
-    assert (installed / "kvyield_server" / "words.md").read_text() == (ROOT / "docs" / "words.md").read_text()
+    assert (installed / "kvyield_server" / "glossary.md").read_text() == (ROOT / "docs" / "glossary.md").read_text()
     assert Path(found) == installed / "kvyield_server" / "migrations"
     assert (revision, problems) == (migrate.head(), "[]")

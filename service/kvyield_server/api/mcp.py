@@ -232,8 +232,10 @@ def server_of(app: Litestar) -> Server[Any]:
 
 def words_page() -> str:
     """Return the page of words: within the installed package, else at the top of the checkout."""
-    installed = _PACKAGE / "words.md"
-    return (installed if installed.is_file() else _PACKAGE.parents[1] / "docs" / "words.md").read_text(encoding="utf-8")
+    installed = _PACKAGE / "glossary.md"
+    return (installed if installed.is_file() else _PACKAGE.parents[1] / "docs" / "glossary.md").read_text(
+        encoding="utf-8"
+    )
 
 
 def _path_of(uri: str) -> str | None:
