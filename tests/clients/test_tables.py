@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,7 +13,7 @@ from _samples_client import LOG
 from _stand_in_service import StandIn
 from kvyield import _wire
 from kvyield.cli import main
-from kvyield.cli._advice import show_advice
+from kvyield.cli._advice import based_on, show_advice
 from kvyield.cli._tables import table
 
 APART: dict[str, Any] = {"mix_stderr": False} if "mix_stderr" in signature(CliRunner).parameters else {}  # click 8.1
@@ -72,3 +73,19 @@ def test_times_are_explained_in_iso_form() -> None:
     shown = run("observe", "-", "--no-gpu", "--dry-run", "--explain", stdin=LOG).stdout
     assert "datetime" not in shown
     assert any(line.startswith("  observed_at = 20") and line.endswith("Z") for line in shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("kind", "starts", "said"),
+    [
+        ("several_starts", 3, "3 starts; SGLang, TP 8"),
+        ("one_start", 1, "1 start; SGLang, TP 8"),
+        ("one_start", 2, "2 starts that count as one; SGLang, TP 8"),
+        ("transfer", 4, "transfer, 4 starts; SGLang, TP 8"),
+        ("config_only", 0, "config only; SGLang, TP 8"),
+    ],
+)
+def test_the_basis_gives_the_number_of_starts_once(kind: str, starts: int, said: str) -> None:
+    """Kind and count never contradict each other."""
+    ids = [uuid4() for _ in range(starts)]
+    assert based_on(_wire.Basis(kind=kind, deployment="SGLang, TP 8", observation_ids=ids)) == said

@@ -79,7 +79,14 @@ def _facts(advice: _wire.Recommendation, target_tokens: int) -> Iterator[tuple[s
 def based_on(basis: _wire.Basis) -> str:
     """The kind of evidence, how many starts, and of which deployment."""
     kind, count = basis.kind.replace("_", " "), len(basis.observation_ids)
-    return f"{kind} ({count}), {basis.deployment or 'no deployment'}"
+    starts = f"{count} {'start' if count == 1 else 'starts'}"
+    if basis.kind == "one_start" and count > 1:
+        kind = f"{starts} that count as one"
+    elif basis.kind in ("one_start", "several_starts"):
+        kind = starts
+    elif count:
+        kind = f"{kind}, {starts}"
+    return f"{kind}; {basis.deployment or 'no deployment'}"
 
 
 def show_warnings(warnings: Iterable[_wire.Caution]) -> None:
