@@ -10,7 +10,7 @@ from bench.accuracy.errors import HEADS, Errors, ask, fit_of
 from bench.report import Report, middle, per_cent, share_of
 from domain.real_starts import case_groups
 from kvyield_server.domain.facts.devices import has_unified_memory
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Observation
 from kvyield_server.domain.model.evidence import Label
 from kvyield_server.domain.model.fit import PairFit
 
@@ -171,7 +171,11 @@ def _from_one(report: Report, groups: Sequence[Points]) -> None:
 
 
 def _logs_memory(start: Observation) -> bool:
-    return start.measurements.kv_cache_gib is not None and start.hardware.memory_gib is not None
+    """Whether the figures price a token whole. What SGLang prints is the target's pool alone: unless the start says
+    whether there was a draft the price is 1.0 to 1.2 times that, a guess with a wide interval and no such bar.
+    """
+    is_whole = start.engine.name is not EngineName.SGLANG or "speculative_algorithm" in start.flags
+    return is_whole and start.measurements.kv_cache_gib is not None and start.hardware.memory_gib is not None
 
 
 def _count(errors: Errors, pair: PairFit, other: Observation, *, carried: float = 1.0) -> None:
