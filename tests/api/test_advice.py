@@ -161,7 +161,7 @@ def test_a_recommendation_is_stored_and_settled(client: Client, pair_id: str) ->
     assert settled["settled_at"] is not None
 
 
-def test_a_start_that_named_nothing_settles_when_it_is_said(client: Client, pair_id: str) -> None:
+def test_a_start_that_named_nothing_is_tied_to_advice_by_its_id(client: Client, pair_id: str) -> None:
     """A watched start is tied to advice by its id, the first stays; again changes nothing; the audit has it."""
     ways = [client.post("/recommendations", json=QUESTION).headers["location"] for _ in range(2)]
     watched, later = (client.post("/observations", json=start(3, id=None, host=host)).json()["id"] for host in "ab")
@@ -191,9 +191,7 @@ def test_a_start_that_named_nothing_settles_when_it_is_said(client: Client, pair
         ("used", "followed"),
     ],
 )
-def test_a_start_that_cannot_have_followed_settles_nothing(
-    client: Client, pair_id: str, kind: str, reason: str
-) -> None:
+def test_a_start_that_cannot_have_followed_is_not_tied(client: Client, pair_id: str, kind: str, reason: str) -> None:
     """Unknown, retracted, of another pair or engine, older, or after other advice: 422 there, and nothing changed."""
     way, other = (client.post("/recommendations", json=QUESTION).headers["location"] for _ in range(2))
     follower = start(3, id=None, host="a", recommendation_id=other.rpartition("/")[2] if kind == "taken" else None)
@@ -274,7 +272,7 @@ def test_a_bad_curve_is_refused(client: Client, pair_id: str, query: str, status
     assert client.get(f"/pairs/{pair_id}/curve?{query}").status_code == status
 
 
-def test_fits_say_what_they_stand_on(client: Client, pair_id: str) -> None:
+def test_fits_say_what_they_are_based_on(client: Client, pair_id: str) -> None:
     """A fit has parameters with uncertainty, and evidence with its use and a reason."""
     answer = client.get(f"/pairs/{pair_id}/fits").json()
     (fit,) = answer["items"]
@@ -400,7 +398,7 @@ def test_facts_told_with_a_question_help_a_known_pair(client: Client) -> None:
 
 
 @pytest.mark.parametrize("is_cold", [False, True], ids=["recorded", "cold"])
-def test_a_start_of_another_pair_settles_nothing(client: Client, is_cold: bool) -> None:
+def test_a_start_of_another_pair_is_not_tied(client: Client, is_cold: bool) -> None:
     """A recommendation is settled by a start of its own pair, or of the names that a cold one was asked for."""
     if not is_cold:
         client.post("/observations", json=start(2))

@@ -140,7 +140,7 @@ def test_an_ingest_token_reads_its_own_pairs_only(client: Client, login: Callabl
         assert client.post(way, json=VERIFICATION, headers=mine).status_code == 403
 
 
-def test_an_ingest_token_settles_by_its_own_starts_only(client: Client, login: Callable[..., Header]) -> None:
+def test_an_ingest_token_ties_advice_to_its_own_starts_only(client: Client, login: Callable[..., Header]) -> None:
     """A host's token ties advice to a start that it posted, and to no other's."""
     mine, other, asker = (login(Role.INGEST, name="a"), login(Role.INGEST, name="b"), login(Role.READ, name="c"))
     asked = {**NAMES, "target_tokens": 200_000}

@@ -111,7 +111,7 @@ def test_each_engine_counts_gpus_its_own_way(engine: str, flags: dict[str, int],
     assert made.observation().hardware.gpu_count == count
 
 
-def test_a_card_of_another_kind_is_left_out() -> None:
+def test_a_gpu_of_another_kind_is_left_out() -> None:
     """When the log names another GPU than this host has, none of the GPU's facts are used, and it is reported."""
     facts = {"model_name": said("m"), "gpu": said("NVIDIA A100")}
     made = assemble(start(facts=facts), Extras(card=card(gpu="NVIDIA H200", gpu_count=8, gpu_memory_gib=139.8)))

@@ -55,7 +55,7 @@ def test_the_engine_behind_a_port_and_when_it_was_started(
     assert abs((again.started_at - found.started_at).total_seconds()) < 0.1
 
 
-def test_what_is_no_engine_is_not_taken_for_one() -> None:
+def test_what_is_not_an_engine_is_not_taken_for_one() -> None:
     """This very test listens and is not an engine; nobody listens on a port that was just free."""
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))

@@ -150,7 +150,7 @@ def test_nothing_is_certain() -> None:
     assert [percent(value) for value in values] == shown
 
 
-def test_predictions_name_what_they_stand_on_and_warn(online: StandIn) -> None:
+def test_predictions_name_what_they_are_based_on_and_warn(online: StandIn) -> None:
     """The table is followed by the deployment that it is based on, and by each warning once."""
     online.prediction = {
         "basis": {"kind": "own_starts", "deployment": "sglang 0.5.12, DFLASH", "observation_ids": []},

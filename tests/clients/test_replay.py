@@ -139,7 +139,7 @@ def test_verifications_reach_a_start_that_is_stored(service: StandIn, client: Cl
     assert [one["prompt_tokens"] for one in stored["verifications"]] == [60_010]
 
 
-def test_a_start_that_a_watch_posted_settles_what_it_followed(service: StandIn, client: Client) -> None:
+def test_a_start_that_a_watch_posted_is_tied_to_what_it_followed(service: StandIn, client: Client) -> None:
     """A report that names the recommendation ties it to the start that is stored without; nothing is stored anew."""
     watched = post_start(client, sample())
     receipt = post_start(client, changed(sample(), recommendation_id=ONE))

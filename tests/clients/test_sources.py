@@ -150,7 +150,7 @@ def test_long_lines_do_not_fill_the_memory(tmp_path: Path) -> None:
     assert int(done.stdout) < 120_000
 
 
-def test_a_pipe_is_read_to_its_end_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_is_read_to_its_end_and_not_without_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pipe as a log is legitimate; one that nobody writes to ends with an error that says so."""
     os.mkfifo(tmp_path / "pipe")
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_bytes(gzip.compress(b"one\ntwo\n")))

@@ -162,7 +162,7 @@ def test_nothing_to_restart_is_said() -> None:
     assert advice.restarts.expected == 0
 
 
-def test_a_full_length_verification_settles_the_prompt() -> None:
+def test_a_full_length_verification_proves_the_prompt() -> None:
     """Once a 200,000-token prompt was measured to take 2 GiB, the answer is ok with a window."""
     taken = replace(DOG, prompt_tokens=200_000, free_before_gib=4.2, lowest_free_gib=2.2)
     later = start(4, kimi_flags(0.94, 8), pool_tokens=218_484, free_at_ready_gib=4.2, verifications=(taken,))

@@ -61,7 +61,7 @@ def test_three_starts_give_the_documented_interval_at_the_advised_fraction() -> 
     assert 200_144 - 10 <= estimate.low <= estimate.high <= 200_306 + 10
 
 
-def test_one_start_with_config_and_card_reaches_the_target_in_one_restart() -> None:
+def test_one_start_with_config_and_gpu_reaches_the_target_in_one_restart() -> None:
     """From start 1 alone the interval at 0.94 holds the truth, and the 95 % advice for 200,007 truly reaches it."""
     first, _, third = worked_case()
     model = fit([first])

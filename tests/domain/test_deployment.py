@@ -98,7 +98,7 @@ def test_null_stands_alone_where_two_deployments_agree() -> None:
     assert sorted(len(group.starts) for group in groups) == [1, 1, 1]
 
 
-def test_facts_and_card_memory_are_not_in_the_key() -> None:
+def test_facts_and_gpu_memory_are_not_in_the_key() -> None:
     """Starts that differ in model facts or reported memory are one deployment."""
     bare = replace(start(2, **FULL), model=replace(KIMI, facts={}), hardware=replace(PRO_6000, memory_gib=94.97))
     assert len(group_starts([start(1, **FULL), bare])) == 1
@@ -149,7 +149,7 @@ def test_a_question_finds_the_newest_deployment_that_agrees() -> None:
 PRO_6000_STRANGER = start(99, **FULL).id
 
 
-def test_a_cold_start_says_what_it_stands_on() -> None:
+def test_a_cold_start_says_what_it_is_based_on() -> None:
     """Config and GPU alone give a wide pool, other hardware's starts a narrower one; each names its basis."""
     flags: dict[str, Any] = {"mem_fraction_static": 0.94, "tp_size": 8, "speculative_algorithm": "DFLASH"}
     facts = {**KIMI.facts, "checkpoint_bytes": 554 * 2**30}

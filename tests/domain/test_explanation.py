@@ -37,7 +37,7 @@ def on_line(position: int, fraction: float) -> Observation:
     return kimi(position, fraction, round(1_303_889 * (fraction - 0.77244)))
 
 
-def test_it_names_the_starts_that_it_stands_on() -> None:
+def test_it_names_the_starts_that_it_is_based_on() -> None:
     """The starts on the line are named by their fractions, and are those of the basis."""
     advice = advised(*worked_case())
     assert "3 starts are on it at 0.85, 0.92, 0.94" in advice.explanation

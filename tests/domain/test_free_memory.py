@@ -130,7 +130,7 @@ def test_a_port_or_a_seed_changes_nothing() -> None:
     assert moved == plain
 
 
-def test_nothing_is_said_without_a_card() -> None:
+def test_nothing_is_said_without_a_gpu() -> None:
     """Where nothing tells the base, there is no free memory to speak of."""
     served = start(1, {"mem_fraction_static": 0.9}, pool_tokens=100_000)
     unknown = replace(served, hardware=Hardware(gpu="Some Accelerator", gpu_count=1), model=Model(name="m"))

@@ -142,14 +142,14 @@ def test_layouts_follow_the_flags_and_else_the_gpus(
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9.75, 9.73),
     ],
 )
-def test_cards_have_the_memory_that_frameworks_see(gpu: str, stated: float | None, usable: float) -> None:
+def test_gpus_have_the_memory_that_frameworks_see(gpu: str, stated: float | None, usable: float) -> None:
     """Reported, usable and marketing sizes lead to the usable one; a MIG slice is not the whole GPU."""
     found = usable_memory(Hardware(gpu=gpu, gpu_count=1, memory_gib=stated))
     assert found is not None
     assert found.gib == pytest.approx(usable, rel=0.001)
 
 
-def test_unknown_cards_without_a_size_have_none() -> None:
+def test_unknown_gpus_without_a_size_have_none() -> None:
     """No guess is made for a GPU that is neither in the table nor described."""
     assert usable_memory(Hardware(gpu="Mystery accelerator", gpu_count=1)) is None
     assert find_device("NVIDIA L4000") is None

@@ -99,7 +99,7 @@ def test_the_parameters_are_per_fraction_as_flagged() -> None:
         ("0.5.12", {}, False, 1.0),
     ],
 )
-def test_the_share_is_of_some_versions_cards_and_contexts(
+def test_the_share_is_of_some_versions_gpus_and_contexts(
     version: str, flags: dict[str, Any], share: float, *, amd: bool
 ) -> None:
     """Only 0.5.5 to 0.5.23, on AMD, with aiter and a context beyond 8,192 tokens."""
@@ -287,7 +287,7 @@ def test_a_pool_of_exactly_the_requests_is_capped() -> None:
     assert Label.CAPPED in item.labels
 
 
-def test_a_second_server_on_a_card_is_seen_where_free_memory_was_logged() -> None:
+def test_a_second_server_on_a_gpu_is_seen_where_free_memory_was_logged() -> None:
     """Far less free before load than the empty GPU has is a neighbour, for SGLang and vLLM alike."""
     for name in ("c6_sgl_q8_f0.8", "c4_vllm_q8_f0.8"):
         alone = h200_starts()[name]

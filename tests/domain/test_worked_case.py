@@ -95,7 +95,7 @@ def test_the_fitted_line_gives_advice_that_truly_holds(seen: int) -> None:
         assert advice.probability.memory == pytest.approx(0.84, abs=0.02)
 
 
-def test_a_cold_start_is_advised_from_config_and_card() -> None:
+def test_a_cold_start_is_advised_from_config_and_gpu() -> None:
     """Before any start, config, GPU and checkpoint size give advice that names the config as its only basis."""
     facts = {**KIMI.facts, "total_size": 554 * 2**30}
     flags = {"tp_size": 8, "speculative_algorithm": None, "max_running_requests": 8}

@@ -66,7 +66,7 @@ def test_a_verification_that_comes_with_a_known_start_is_kept_once(client: Clien
     assert [one.prompt_tokens for one in client.observation(bare.id or "").verifications] == [60_010]
 
 
-def test_a_watched_start_settles_the_advice_that_it_followed(client: Client, tmp_path: Path) -> None:
+def test_a_watched_start_is_tied_to_the_advice_that_it_followed(client: Client, tmp_path: Path) -> None:
     """A watch posts the start first; a report that names the advice then ties the two; both again change nothing."""
     spool, watched = Spool(tmp_path / "spool"), sample(1, model="tests/watched")
     hardware = watched.hardware

@@ -119,9 +119,7 @@ def found_by_axe(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("name", PAGES)
-def test_every_page_is_for_everybody(
-    browser: Browser, full: tuple[Site, dict[str, str]], name: str, scheme: Any
-) -> None:
+def test_every_page_is_accessible(browser: Browser, full: tuple[Site, dict[str, str]], name: str, scheme: Any) -> None:
     """On each page, with every part opened, axe finds nothing, nothing overflows and no word is broken inside."""
     _, at = full
     profile = browser.new_context(color_scheme=scheme, timezone_id="Europe/Berlin", locale="en-GB")

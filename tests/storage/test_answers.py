@@ -58,7 +58,7 @@ def test_a_recommendation_comes_back_as_it_was(storage: Storage) -> None:
     assert isinstance(storage.write(lambda unit: unit.recommendations.add(answer)).exception(), ConflictError)
 
 
-def test_the_first_start_settles_a_recommendation(storage: Storage) -> None:
+def test_the_first_start_is_tied_to_a_recommendation(storage: Storage) -> None:
     """A recommendation is tied to the first start that followed it; later ones change nothing."""
     first, later = start(), start()
     pair_id = storage.write(recording(first)).result()

@@ -206,7 +206,7 @@ def test_vllm_names_the_memory_it_had_when_it_refused(owner):
 
 
 @pytest.mark.parametrize("device", ["", "cuda:0 "])
-def test_vllm_that_finds_the_card_taken_is_refused_before_the_load(device):
+def test_vllm_that_finds_the_gpu_taken_is_refused_before_the_load(device):
     """The check at start-up gives free and total memory and the fraction that was asked."""
     line = (
         f"ValueError: Free memory on device {device}(61.2/79.15 GiB) on startup is less than desired GPU memory "

@@ -17,7 +17,7 @@ def missing() -> list[Card]:
     raise GpuError("x-smi is not on PATH")
 
 
-def test_the_first_tool_that_lists_a_card_answers() -> None:
+def test_the_first_tool_that_lists_a_gpu_answers() -> None:
     """A tool that fails or lists nothing is passed over."""
     assert cards(environ={}, finders=[missing, list, lambda: boxes(2)]) == boxes(2)
 
@@ -46,13 +46,13 @@ def test_cuda_visible_devices_chooses_and_orders(value: str, chosen: list[int]) 
 
 
 @pytest.mark.parametrize("value", ["", "-1", "NoDevFiles", "GPU-", "GPU-7"])
-def test_an_environment_that_hides_all_cards_is_an_error(value: str) -> None:
+def test_an_environment_that_hides_all_gpus_is_an_error(value: str) -> None:
     """Hiding all GPUs says which variable did it."""
     with pytest.raises(GpuError, match=r"CUDA_VISIBLE_DEVICES.*hides all 4 GPUs"):
         visible(boxes(4), {"CUDA_VISIBLE_DEVICES": value})
 
 
-def test_mig_devices_are_chosen_by_uuid_and_a_number_means_the_cards_first() -> None:
+def test_mig_devices_are_chosen_by_uuid_and_a_number_means_the_gpus_first() -> None:
     """MIG UUIDs choose one device; a GPU's number chooses its first MIG device, as CUDA does."""
     slices = [Card(n // 2, "card MIG 1g.10gb", 10, 9, mig="1g.10gb", uuid=f"MIG-{n}") for n in range(4)]
     assert visible(slices, {"CUDA_VISIBLE_DEVICES": "MIG-3,MIG-0"}) == [slices[3], slices[0]]
@@ -66,6 +66,6 @@ def test_amd_numbers_count_within_what_is_left() -> None:
     assert [card.index for card in visible(boxes(4, "amd-smi"), {"CUDA_VISIBLE_DEVICES": "2"})] == [2]
 
 
-def test_nvidia_cards_ignore_amds_variables() -> None:
+def test_nvidia_gpus_ignore_amds_variables() -> None:
     """HIP_VISIBLE_DEVICES says nothing about NVIDIA GPUs."""
     assert len(visible(boxes(4), {"HIP_VISIBLE_DEVICES": "0"})) == 4

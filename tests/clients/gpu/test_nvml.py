@@ -14,7 +14,7 @@ from standin.nvml import GIB, FakeCard, FakeNvml
 BLACKWELL = "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"
 
 
-def test_a_card_carries_the_tools_own_total_in_gib() -> None:
+def test_a_gpu_carries_the_tools_own_total_in_gib() -> None:
     """The total is the tool's own number over 2^30, so nvidia-smi's 97,887 MiB is 95.59 GiB."""
     nvml = FakeNvml([FakeCard(BLACKWELL, "GPU-1", total_gib=97887 / 1024, free_gib=lambda: 4.25)])
     (card,) = nvml_cards(nvml)
@@ -22,7 +22,7 @@ def test_a_card_carries_the_tools_own_total_in_gib() -> None:
     assert (card.unified_memory, card.mig, nvml.sessions) == (False, None, 0)
 
 
-def test_a_split_card_is_listed_as_its_mig_devices() -> None:
+def test_a_split_gpu_is_listed_as_its_mig_devices() -> None:
     """A GPU in MIG mode gives one entry per MIG device, with the profile, and none for itself."""
     slices = [
         FakeCard(f"NVIDIA H100 80GB HBM3 MIG {p}", f"MIG-{p}", total_gib=g)
@@ -37,7 +37,7 @@ def test_a_split_card_is_listed_as_its_mig_devices() -> None:
     ]
 
 
-def test_a_card_without_memory_of_its_own_answers_with_the_hosts() -> None:
+def test_a_gpu_without_memory_of_its_own_answers_with_the_hosts() -> None:
     """GB10 says "Not Supported" for memory: the host's total and available memory are its memory."""
     (card,) = nvml_cards(FakeNvml([FakeCard("NVIDIA GB10", "GPU-1", total_gib=None)]))
     assert card.unified_memory
@@ -63,13 +63,13 @@ def test_a_card_without_memory_of_its_own_answers_with_the_hosts() -> None:
         ("NVIDIA H200", False),
     ],
 )
-def test_cards_that_share_the_hosts_memory_are_recognised_by_name(name: str, unified: bool) -> None:
+def test_gpus_that_share_the_hosts_memory_are_recognised_by_name(name: str, unified: bool) -> None:
     """GB10 and Jetson are unified memory even where NVML gives figures; Grace superchips have HBM of their own."""
     (card,) = nvml_cards(FakeNvml([FakeCard(name, "GPU-1")]))
     assert card.unified_memory is unified
 
 
-def test_other_processes_on_a_card_are_its_neighbours() -> None:
+def test_other_processes_on_a_gpu_are_its_neighbours() -> None:
     """Every process on the GPU is listed with its memory, except those that the caller calls its own."""
     nvml = FakeNvml([FakeCard("NVIDIA L4", "GPU-1", processes=[(4000001, 2 * GIB), (4000002, None), (4000003, GIB)])])
     (card,) = cards(environ={}, finders=[lambda: nvml_cards(nvml)], except_pids=frozenset({4000003}))
@@ -82,7 +82,7 @@ def test_a_driver_that_is_not_loaded_is_a_gpu_error() -> None:
         nvml_cards(FakeNvml(driver=False))
 
 
-def test_a_reader_reads_the_cards_in_their_order_and_ends_its_session() -> None:
+def test_a_reader_reads_the_gpus_in_their_order_and_ends_its_session() -> None:
     """Free memory comes back in the order of the GPUs given, whatever NVML's order is."""
     nvml = FakeNvml([FakeCard("NVIDIA L4", f"GPU-{n}", free_gib=partial(float, n)) for n in range(3)])
     listed = nvml_cards(nvml)
@@ -94,7 +94,7 @@ def test_a_reader_reads_the_cards_in_their_order_and_ends_its_session() -> None:
     assert nvml.sessions == 0
 
 
-def test_a_reader_refuses_cards_that_are_gone() -> None:
+def test_a_reader_refuses_gpus_that_are_gone() -> None:
     """A GPU that NVML no longer lists is an error at opening, not a shorter list of readings."""
     listed = nvml_cards(FakeNvml([FakeCard("NVIDIA L4", "GPU-1")]))
     with pytest.raises(GpuError, match="no longer"), open_reader(listed, nvml=FakeNvml([])):

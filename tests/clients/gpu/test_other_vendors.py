@@ -97,7 +97,7 @@ def test_npu_smi_lists_chips_with_memory_and_processes() -> None:
     )
 
 
-def test_an_npu_of_two_chips_is_two_cards() -> None:
+def test_an_npu_of_two_chips_is_two_gpus() -> None:
     """Each chip has memory of its own, and is what an engine's rank uses."""
     found = npu_smi_cards(npu(NPU_TWO_CHIPS))
     assert [(card.index, card.name, card.bus_id) for card in found] == [

@@ -24,7 +24,7 @@ class Readings:
         return reading
 
 
-def test_the_lowest_free_memory_of_each_card_is_kept() -> None:
+def test_the_lowest_free_memory_of_each_gpu_is_kept() -> None:
     """A dip on one GPU between two readings of another is not mixed with it."""
     with MemorySampler(Readings([9, 8], [2, 7], [6, 1.5], [9, 8]), interval_seconds=0.001) as sampler:
         while sampler.seen().samples < 5:

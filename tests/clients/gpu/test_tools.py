@@ -37,7 +37,7 @@ def nvidia(name: str, total: str, free: str, mig: str = "") -> dict[str, str]:
     return {"-q -x": log, "-L": f"GPU 0: {name} (UUID: GPU-1)\n  MIG 1g.10gb     Device  0: (UUID: MIG-9)\n"}
 
 
-def test_nvidia_smi_gives_the_same_card_as_nvml_would() -> None:
+def test_nvidia_smi_gives_the_same_gpu_as_nvml_would() -> None:
     """Name, total, free and processes are read from the XML."""
     (card,) = nvidia_smi_cards(prints(nvidia("NVIDIA H200", "143771 MiB", "141000 MiB")))
     assert (card.name, card.memory_gib, card.free_gib) == ("NVIDIA H200", 143771 / 1024, 141000 / 1024)

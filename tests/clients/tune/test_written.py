@@ -378,7 +378,7 @@ def test_the_engines_process_is_found_by_its_port(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["vllm serve m | tee log", "vllm serve m &", "vllm serve m >log 2>&1", "a `b`"])
-def test_a_script_is_no_file_of_flags(tmp_path: Path, text: str) -> None:
+def test_a_script_is_not_a_file_of_flags(tmp_path: Path, text: str) -> None:
     """Flags appended to it would go to another program."""
     (tmp_path / "flags").write_text(text)
     with pytest.raises(TuneError, match="a shell's"):

@@ -106,7 +106,7 @@ def test_a_server_that_does_not_stream_is_read_whole() -> None:
 @pytest.mark.parametrize(
     "events", [[{"choices": "no"}], [{"choices": [None]}], [{"choices": [{"delta": "x"}]}], [{"x": 1}]]
 )
-def test_strange_events_are_no_text(events: list[Any]) -> None:
+def test_strange_events_are_not_text(events: list[Any]) -> None:
     """What has not the shape of an answer adds nothing, and breaks nothing."""
     assert read(sends(stream(*events))).text == ""
 

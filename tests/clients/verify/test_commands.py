@@ -190,7 +190,7 @@ def test_an_engine_that_is_not_there_is_one_line_with_its_address() -> None:
         assert len(result.stderr.splitlines()) == 1
 
 
-def test_cards_are_the_servers_own() -> None:
+def test_gpus_are_the_servers_own() -> None:
     """A server on GPUs 2 and 3 is not judged by what another one takes on GPU 0."""
     cards = [Card(number, "NVIDIA L4", 22.5, 20.0) for number in range(4)]
     assert engine_cards(cards, Engine("sglang", "m", gpus=(2, 3))) == cards[2:]
@@ -209,6 +209,6 @@ def test_cards_are_the_servers_own() -> None:
         ("nonsense", False),
     ],
 )
-def test_only_a_server_on_this_host_has_its_cards_here(url: str, own: bool) -> None:
+def test_only_a_server_on_this_host_has_its_gpus_here(url: str, own: bool) -> None:
     """The memory of this host's GPUs says nothing about a server elsewhere."""
     assert is_on_this_host(url) is own

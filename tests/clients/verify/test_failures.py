@@ -141,7 +141,7 @@ def test_no_server_is_no_verification(run: Verify) -> None:
     assert report.refusal
 
 
-def test_a_server_that_is_no_engine_says_so(run: Verify, sglang: Standin) -> None:
+def test_a_server_that_is_not_an_engine_says_so(run: Verify, sglang: Standin) -> None:
     """An address that lists no model is not verified."""
     with open_engine(f"{sglang.url}/somewhere/else") as http:
         report = verify(http, Order(5_000))
