@@ -60,7 +60,7 @@ def report(ctx: click.Context, /, **given: Any) -> None:
         for note in reading.notes:
             say(f"kvyield: {note}")
         if not reading.starts:
-            raise KvyieldError(f"{reading.name} tells of no start that is ready; is the engine up?")
+            raise KvyieldError(f"{reading.name} shows no start that is ready; is the engine up?")
         stop_at(reading.differences)
         start = reading.starts[-1]
         posting = _Posting(settings, start, is_dry=given["dry_run"])

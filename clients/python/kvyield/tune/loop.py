@@ -139,7 +139,7 @@ class Tune:
         if self.launcher.state() == "running":
             found = self.site.present()
             if found is None:
-                raise KvyieldError("the engine's log tells of no start that is ready and runs now: nothing was changed")
+                raise KvyieldError("the engine's log shows no running start that is ready: nothing was changed")
             return found
         if self.goal.is_dry:
             raise KvyieldError("no engine runs, and nothing is started with --dry-run")
