@@ -234,6 +234,43 @@ def test_lmdeploy_counts_are_predicted_from_a_start_with_a_fraction() -> None:
     assert "pool_is_capped" in {warning.code for warning in prediction.warnings}
 
 
+def test_a_death_at_a_count_of_blocks_rules_out_as_many_until_a_later_start_comes_up_there() -> None:
+    blocks: dict[str, Any] = {"on": EngineName.LMDEPLOY, "flags": {"session_len": 500_000}}
+    ran = qwen(1, 2_000, 128_000, 50.0, **blocks)
+    died = qwen(2, 4_500, **blocks, outcome="oom_startup")
+    assert is_kept(advise([ran, died], 100_000), 2_000)
+    assert advised_fraction(advise([ran, died], 200_000)) == 3_188
+    refused = advise([ran, died], 290_000)
+    assert (refused.status, refused.binding_constraint) == (Status.INFEASIBLE, "out_of_memory")
+    came_up = qwen(3, 5_000, 320_000, 20.0, **blocks)
+    assert is_kept(advise([ran, died, came_up], 290_000), 5_000)
+
+
+def test_a_death_at_a_count_of_blocks_says_nothing_of_fractions_nor_a_fraction_of_counts() -> None:
+    ran = [
+        qwen(number, f, int(375_000 * f), 70 * (1 - f), on=EngineName.LMDEPLOY) for number, f in ((1, 0.5), (2, 0.8))
+    ]
+    died = qwen(3, 4_500, on=EngineName.LMDEPLOY, outcome="oom_startup")
+    assert is_kept(advise([*ran, died], 100_000), 0.8)
+    assert advised_fraction(advise([*ran, died], 310_000)) == advised_fraction(advise(ran, 310_000))
+    counted = qwen(4, 2_000, 128_000, 50.0, on=EngineName.LMDEPLOY)
+    assert is_kept(advise([qwen(1, 0.5, on=EngineName.LMDEPLOY, outcome="oom_startup"), counted], 100_000), 2_000)
+
+
+def test_flags_of_an_older_start_are_changes_of_what_runs() -> None:
+    """No line predicts other counts here, so the older start that holds the target is advised, by its flags."""
+    model = Model(name="some/model")
+    ran = [
+        start(1, 0.8, 1_000_000, 20.0, engine=ENGINES[EngineName.LMDEPLOY][0], model=model),
+        start(2, 1_000, 64_000, 60.0, engine=ENGINES[EngineName.LMDEPLOY][0], model=model),
+    ]
+    advice = advise(ran, 500_000)
+    assert [(change.flag, change.from_value, change.to_value) for change in advice.changes] == [
+        ("cache_max_entry_count", 1_000, 0.8)
+    ]
+    assert advice.headline.text.startswith("Restart with --cache-max-entry-count 0.8: ")
+
+
 # Speculation
 
 

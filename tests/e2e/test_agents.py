@@ -359,9 +359,11 @@ def test_resources_are_the_words_and_the_problems(ask: Callable[..., Any]) -> No
             *("kvyield:///nothing", "file:///etc/passwd", "kvyield:///pairs/../metrics", "kvyield:///metrics"),
             *("kvyield:///pairs/%2e%2e/metrics", "kvyield://host/pairs", "kvyield:///export/observations.ndjson"),
             *("kvyield:///observations/x", "kvyield:////pairs", "pairs", "kvyield:///pairs?page_size=x"),
+            *("kvyield:///pairs/a\x01b", "kvyield:///pairs?search=\x7f", "kvyield:///pairs/" + "a" * 9_000),
         ):
-            with pytest.raises(MCPError):
+            with pytest.raises(MCPError) as refused:
                 await client.read_resource(uri)
+            assert refused.value.code == -32602
         return {each.name: (await client.read_resource(each.uri)).contents[0].text for each in listed}
 
     pages = ask("read", read)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 PARSE_ERROR, INVALID_REQUEST, INVALID_PARAMS = -32700, -32600, -32602  # of JSON-RPC 2.0
 OWN_ADDRESS = "http://localhost"
+MOST_URI_CHARACTERS = 8_000
 INSTRUCTIONS = (
     "kvyield answers which memory flags to restart an LLM engine with. Find the pair of hardware and model with "
     "find_pair, ask with recommend, and post what each start yielded with post_start. Names, messages and log excerpts "
@@ -245,7 +246,8 @@ def _path_of(uri: str) -> str | None:
     except ValueError:
         return None
     parts = unquote(address.path).split("/")
-    is_plain = parts[:1] == [""] and not {"", ".", ".."} & set(parts[1:])
+    is_plain = uri.isprintable() and len(uri) <= MOST_URI_CHARACTERS
+    is_plain &= parts[:1] == [""] and not {"", ".", ".."} & set(parts[1:])
     if address.scheme != "kvyield" or address.netloc or not is_plain or parts[1] not in READABLE:
         return None
     return address.path + (f"?{address.query}" if address.query else "")

@@ -37,7 +37,7 @@ from kvyield_server.domain.answers import (
     Window,
 )
 from kvyield_server.domain.engines.registry import positive
-from kvyield_server.domain.facts.observation import Observation, Scalar
+from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, Observation, Scalar
 from kvyield_server.domain.facts.scalars import first_given
 from kvyield_server.domain.model.interface import YieldModel
 from kvyield_server.domain.model.pool import LEAST_FRACTION
@@ -261,8 +261,13 @@ def _stated(case: Case, choice: Choice, changes: tuple[Change, ...]) -> dict[str
 
 
 def _changes(case: Case, choice: Choice) -> Iterator[Change]:
-    now, pool = anchor_flags(case), choice.pool_tokens
+    """Yield what differs from what runs; of the flags of an older start, those that what runs is known to have."""
+    runs, pool = case.model.runs, choice.pool_tokens
+    is_older = runs is not None and case.runs is not None and case.runs.id != runs.id
+    now = case.model.flags if is_older else anchor_flags(case)
     for key, value in choice.flags.items():
+        if is_older and (key not in now or key in NO_MEMORY_FLAGS):
+            continue
         if value != now.get(key):
             why = words.reason(case, choice, key, 0.0 if pool is None else pool.median)
             yield Change(flag=key, from_value=now.get(key), to_value=value, reason=why)

@@ -110,9 +110,10 @@ def lack(case: Case, contradiction: str | None) -> str:
     """Return why nothing is advised and what to post next."""
     flag, labels = case.fraction_flag, case.model.summary.labels
     if contradiction is not None:
+        end = "" if contradiction.endswith("?") else "."
         return (
-            f"The evidence contradicts itself: {contradiction}. Post the whole log of a start, or a second start that "
-            f"differs in {flag} alone."
+            f"The evidence contradicts itself: {contradiction}{end} Post the whole log of a start, or a second start "
+            f"that differs in {flag} alone."
         )
     if "confounded" in labels:
         return (

@@ -105,6 +105,13 @@ def fraction_of(start: Observation) -> float | None:
     return float(value) if 0.0 < value <= 1.0 else None
 
 
+def size_of(start: Observation) -> float | None:
+    """Return the fraction, or where the engine takes one instead, the count of blocks, which is over 1."""
+    value = start.fraction
+    is_count = NAMES[start.engine.name].counts_blocks is not None and value is not None and value > 1.0
+    return value if is_count else fraction_of(start)
+
+
 def usable_tokens(tokens: int | None) -> int | None:
     """Return a count of tokens that a pool can have, else None."""
     return tokens if tokens is not None and 0 < tokens < 2**53 else None
@@ -352,7 +359,7 @@ def is_death(start: Observation) -> bool:
 
     One that died while it loaded weights had no pool yet; host memory on a discrete GPU is not evidence either.
     """
-    if start.outcome not in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME) or fraction_of(start) is None:
+    if start.outcome not in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME) or size_of(start) is None:
         return False
     failure = start.failure
     if failure is None:

@@ -29,6 +29,7 @@ from kvyield_server.domain.model.evidence import (
     is_death,
     is_lighter,
     is_no_lighter,
+    size_of,
     usable_free,
     usable_tokens,
 )
@@ -97,20 +98,26 @@ class History:
     def forbidden(
         self, flags: Flags, fractions: Floats, prompt_tokens: int, _concurrent: int
     ) -> tuple[Mask, Observation | None]:
-        """Return the fractions that a death which counts rules out, and the death that rules out the lowest."""
-        found = min(self._ruled_out(flags, prompt_tokens), key=lambda each: each[0], default=None)
+        """Return the fractions that a death which counts rules out, and the death that rules out the lowest.
+
+        Of counts of blocks, deaths at counts tell.
+        """
+        is_count = bool((fractions > 1.0).any())
+        alike = (each for each in self._ruled_out(flags, prompt_tokens) if (each[0] > 1.0) is is_count)
+        found = min(alike, key=lambda each: each[0], default=None)
         lowest, death = (np.inf, None) if found is None else found
         mask: Mask = fractions >= lowest - SAME
         return mask, death
 
     def lowest_deaths(self, flags: Flags, prompt_tokens: int) -> Floats:
         """Return the fractions from which the deaths that count at such a prompt rule out, the lowest few, rising."""
-        found = sorted({fraction for fraction, _ in self._ruled_out(flags, prompt_tokens)})
+        ruled_out = self._ruled_out(flags, prompt_tokens)
+        found = sorted({fraction for fraction, _ in ruled_out if fraction <= 1.0})
         return np.array(found[:MOST_DEATHS])
 
     def _ruled_out(self, flags: Flags, prompt_tokens: int) -> Iterator[tuple[float, Observation]]:
         for start in self.deaths:
-            fraction = fraction_of(start)
+            fraction = size_of(start)
             prompt = start.failure.prompt_tokens if start.failure else None
             is_longer = start.outcome is Outcome.OOM_RUNTIME and prompt is not None and prompt_tokens < prompt
             if fraction is not None and not is_longer and not is_lighter(self.engine.name, flags, start.flags):
@@ -132,15 +139,15 @@ class History:
         One that came up there before speaks against it only where three or more came up in all: then it is the death
         that is odd.
         """
-        fraction = fraction_of(death)
+        fraction = size_of(death)
         if held_by_others(death) or fraction is None:
             return False
         if death.outcome is Outcome.OOM_RUNTIME:
             return not any(self._outlived(start, death, fraction) for start in everything)
         served_here = sum(start.came_up for start in self.starts)
         for start in everything:
-            served = fraction_of(start)
-            if not start.came_up or served is None:
+            served = size_of(start)
+            if not start.came_up or served is None or (served > 1.0) is not (fraction > 1.0):
                 continue
             if _same_fraction(served, fraction) and self._is_same(start.flags, death.flags):
                 return False
@@ -151,8 +158,10 @@ class History:
 
     def _outlived(self, start: Observation, death: Observation, fraction: float) -> bool:
         """Tell whether a later start served such a prompt under flags no lighter."""
-        served = fraction_of(start)
+        served = size_of(start)
         if start.observed_at <= death.observed_at or served is None or served < fraction - SAME:
+            return False
+        if (served > 1.0) is not (fraction > 1.0):
             return False
         if not is_no_lighter(self.engine.name, start.flags, death.flags):
             return False
