@@ -368,3 +368,14 @@ def test_without_any_start_the_answer_does_not_speak_of_one() -> None:
     assert advice.status is Status.NOT_ENOUGH_EVIDENCE
     assert "No start was posted" in advice.explanation
     assert "second start" not in advice.explanation
+
+
+@pytest.mark.parametrize("prefer", ["keep", "pool"])
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM, EngineName.TENSORRT_LLM])
+def test_a_restart_just_below_a_death_is_at_risk(name: EngineName, prefer: str) -> None:
+    """Free memory measured a tenth below speaks against the death, and does not make the step beside it safe."""
+    starts = [qwen(0, 0.8, 344_000, 16.0, on=name), qwen(1, 0.9, on=name, outcome="oom_startup")]
+    for target in range(340_000, 420_000, 10_000):
+        advice = advise(starts, target, prefer=prefer)
+        if advice.status is Status.OK and advice.changes:
+            assert advised_fraction(advice) <= 0.89 + 1e-9, words(advice)
