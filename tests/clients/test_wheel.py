@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_PACKAGES = 15
+MOST_PACKAGES = 16  # PyYAML among them, which every engine has: tune edits compose files
 BACKPORTS = ("exceptiongroup", "tomli")  # of what Python 3.11 holds itself
 LONGEST_IMPORT_SECONDS = 0.3
 CODE = """
@@ -46,7 +46,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.slow
 def test_the_wheel_is_light(python: Path) -> None:
-    """Fewer than 15 packages beside it, an import in well under a second, and nothing of the service or of numerics."""
+    """Fewer than 16 packages beside it, an import in well under a second, and nothing of the service or of numerics."""
     told = min((json.loads(run(python, "-I", "-c", CODE)) for _ in range(5)), key=lambda one: one["seconds"])
     assert "/venv/" in told["file"]
     assert len({*told["packages"]} - {"kvyield", *BACKPORTS}) < MOST_PACKAGES, told["packages"]

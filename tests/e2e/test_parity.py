@@ -91,8 +91,8 @@ SITUATIONS = {
     "estimate": Situation(
         (qwen("sglang", {"mem_fraction_static": 0.98, "tp_size": 1}, None, **DEAD),),
         30_000,
-        "change",
-        "ok",
+        "at_risk",
+        "at_risk",
         estimate=True,
     ),
 }

@@ -46,6 +46,7 @@ _SOURCE_RANKS = {"log": 3, "import": 3, "endpoint": 2, "manual": 1}
 _RAW_FIGURES = ("kv_cache_gib", "free_before_load_gib", "free_after_load_gib", "weights_gib")
 _GPU_VENDOR = re.compile(r"^\s*(nvidia|amd|intel)(\s*\((r|tm)\))?[\s\-_/]+(corporation\s+)?", re.IGNORECASE)
 _STAMP = re.compile(r"(?:^\W*|\d[-/.]\d{2,4}[ T-]|[A-Z][a-z]{2} [ \d]\d )\d\d:\d\d:\d\d")
+_CLOCK = re.compile(r"\d+[-/.:\d]*\d")
 _ADDRESS = re.compile(r"[\d.]+|.*:.*")
 
 
@@ -186,6 +187,8 @@ def _is_same_at_once(one: Account, other: Account) -> bool:
         return False
     if one.rank == other.rank and _figures_contradict(first.measurements, second.measurements):
         return False
+    if one.rank == other.rank and _are_of_two_logs(first.log_excerpt, second.log_excerpt):
+        return False  # a log that was read in another zone may seem to begin with the next start
     return same_host or _agree(one, other)
 
 
@@ -259,6 +262,13 @@ def _agree(one: Account, other: Account) -> bool:
     ]
     shared = [pair for pair in figures if None not in pair]
     return len(shared) >= FEWEST_FIGURES and all(left == right for left, right in shared)
+
+
+def _are_of_two_logs(one: str | None, other: str | None) -> bool:
+    """Say whether two excerpts of the same form hold lines of different times alone."""
+    lines = [_stamped_lines(each) for each in (one, other)]
+    texts = [{_CLOCK.sub("", line) for line in each} for each in lines]
+    return all(lines) and not lines[0] & lines[1] and texts[0] == texts[1]
 
 
 def _stamped_lines(excerpt: str | None) -> set[str]:
