@@ -480,3 +480,12 @@ def test_as_many_rows_as_starts(data: st.DataObject) -> None:
         for now, each in sorted(posts, key=lambda one: one[0]):
             post(storage, each, now=now)
         assert len(rows(storage)) == count
+
+
+def test_a_log_read_in_another_zone_is_not_the_next_start(storage: Storage) -> None:
+    """A start 5.5 h before another, told in a zone 5.5 h away, bears the other's time; its lines tell them apart."""
+    next_begun = BEGUN + timedelta(hours=5.5)
+    posts = [*tellings(BEGUN, 0, 5.5, (0, 0, 0))[:2], tellings(next_begun, 0, -5, (0, 0, 0))[0]]
+    for now, each in sorted(posts, key=lambda one: one[0]):
+        post(storage, each, now=now)
+    assert len(rows(storage)) == 2

@@ -177,6 +177,8 @@ def served(outcome: Outcome, failure: Failure | None) -> bool:
 def _is_same_at_once(one: Account, other: Account) -> bool:
     """Two starts of one host at one time have two ports; where a port is not known, the pool and figures tell."""
     first, second = one.observation, other.observation
+    if _are_of_two_logs(first.log_excerpt, second.log_excerpt):
+        return False  # a log that was read in another zone may seem to begin with the next start
     same_host = first.host is not None and second.host is not None
     if same_host and first.flags.get("port") is not None and first.flags.get("port") == second.flags.get("port"):
         return True
@@ -187,8 +189,6 @@ def _is_same_at_once(one: Account, other: Account) -> bool:
         return False
     if one.rank == other.rank and _figures_contradict(first.measurements, second.measurements):
         return False
-    if one.rank == other.rank and _are_of_two_logs(first.log_excerpt, second.log_excerpt):
-        return False  # a log that was read in another zone may seem to begin with the next start
     return same_host or _agree(one, other)
 
 
