@@ -158,7 +158,7 @@ def test_predictions_name_what_they_are_based_on_and_warn(online: StandIn) -> No
     }
     result = run("predict", "--fraction", "0.9", "--fraction", "0.92", *NAMED)
     assert result.exit_code == 0, result.output
-    assert "based on  own starts (0), sglang 0.5.12, DFLASH" in result.stdout
+    assert "based on  own starts; sglang 0.5.12, DFLASH" in result.stdout
     assert result.stdout.count("warning: only one start [few_starts]") == 1
 
 

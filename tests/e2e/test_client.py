@@ -100,6 +100,7 @@ def test_the_command_line_shows_what_was_changed_in_a_start(
     start = sample(1, model="tests/corrected")
     keep([start], Spool(tmp_path / "spool")).send(client)
     monkeypatch.setenv("KVYIELD_URL", server.url)
+    monkeypatch.setenv("COLUMNS", "200")  # a narrow table folds the reason
     words = ["correct", str(start.id), "--gpu-memory-gib", "96", "--reason", "the driver's total"]
     assert CliRunner().invoke(main, words).exit_code == 0
     told = CliRunner().invoke(main, ["history", str(start.id)])
