@@ -141,8 +141,14 @@ def _first(asked: Asked) -> Iterator[str]:
             continue
         if _contradicting(holder, asked) or (len(up) > 3 and holder.id not in asked.agreeing):
             continue
+        if any(other.fraction == holder.fraction and _is_newer(other, holder) for other in up):
+            continue  # of several starts at a fraction the newest's figures count, which is asked about in its turn
         yield f"rule 1: {asked.advice.status.value} though {holder.fraction} held {holder.measurements.pool_tokens:,}"
         return
+
+
+def _is_newer(one: Observation, other: Observation) -> bool:
+    return (one.observed_at, one.id.int) > (other.observed_at, other.id.int)
 
 
 def _died(start: Observation) -> bool:
@@ -207,7 +213,15 @@ def _is_lighter(advice: Advice, start: Observation) -> bool:
     )
 
 
+def _on_held_memory(death: Observation) -> bool:
+    """Return whether other processes may have held memory when a start that died began: it says nothing then."""
+    before, memory = death.measurements.free_before_load_gib, death.hardware.memory_gib
+    return before is not None and (memory is None or before < 0.95 * memory)
+
+
 def _counts_while_serving(death: Observation, asked: Asked) -> bool:
+    if _on_held_memory(death):
+        return False
     prompt = (death.failure.prompt_tokens if death.failure else None) or 0
     if prompt > asked.target:
         return False

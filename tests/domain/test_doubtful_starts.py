@@ -136,6 +136,24 @@ def test_deaths_never_raise_a_chance_and_never_make_it_rise_with_the_fraction(
     assert (np.diff(found) <= 1e-9).all()
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.9, 0.5])
+@pytest.mark.parametrize("target", [1, 8_000])
+@pytest.mark.parametrize("free", [None, 0.4, 20.0])
+def test_a_death_while_serving_on_held_memory_rules_nothing_out_and_is_not_forgotten(
+    fraction: float, target: int, free: float | None
+) -> None:
+    """Rule 3: 1 GiB of the GPU's 79.65 was free before load; what else holds the GPU comes before any other advice."""
+    failure = Failure(phase=Phase.SERVING)
+    died = start(0, fraction, 10_000, free, outcome="oom_runtime", failure=failure, free_before_load_gib=1.0)
+    advice = advise([died], target)
+    assert (advice.status, is_kept(advice, fraction)) == (Status.AT_RISK, True)
+    assert "memory_held_elsewhere" in codes(advice)
+    assert "memory that others held" in advice.headline.text
+    served = start(1, fraction, 600_000, 9.0, checks=[passed(8_000)], free_before_load_gib=78.9)
+    again = advise([died, served], target)
+    assert "memory_held_elsewhere" not in codes(again)
+
+
 @pytest.mark.parametrize("phase", [Phase.SERVING, Phase.POOL, Phase.GRAPH_CAPTURE, Phase.UNKNOWN])
 @pytest.mark.parametrize("name", list(ENGINES))
 def test_a_start_that_failed_for_want_of_gpu_memory_is_a_death(name: EngineName, phase: Phase) -> None:

@@ -126,6 +126,14 @@ def _never_came_up(case: Case, choice: Choice) -> Iterator[Caution]:
     what = "ran out of GPU memory" if start.death is not None else "failed"
     when = " while it loaded the weights, which no fraction changes: they do not fit, or something else holds the GPU"
     said = f" ({failure.message.strip()[:200]})" if failure is not None and failure.message else ""
+    if start.came_up:
+        before = start.measurements.free_before_load_gib or 0.0
+        detail = (
+            f"The newest start under these very flags {what} while it served{said}. Only {before:.1f} GiB were free "
+            "before it loaded: see what else holds the GPU; most often an engine that has not ended."
+        )
+        yield Caution(code="memory_held_elsewhere", detail=detail)
+        return
     detail = f"A start under these very flags {what}{when if at_load else ''}{said}, and none has come up under them."
     yield Caution(code="same_flags_failed", detail=detail)
 

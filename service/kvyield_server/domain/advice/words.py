@@ -330,6 +330,13 @@ def _risk(case: Case, choice: Choice) -> str:
     """Return in a clause what makes an answer at risk."""
     if choice.unserved is not None:
         return f"a prompt of {choice.unserved.prompt_tokens:,} tokens was not served at flags no heavier"
+    failed = case.model.failed(choice.flags)
+    if failed is not None:
+        return (
+            "the newest start under these flags ran out of memory that others held a part of"
+            if failed.came_up
+            else "no start under these flags has come up"
+        )
     if choice.survives is None:
         return "free memory at ready was never measured"
     if choice.holds < case.question.confidence:

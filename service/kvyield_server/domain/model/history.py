@@ -171,7 +171,8 @@ class History:
     def failed(self, flags: Flags) -> Observation | None:
         """Return the newest start under these very flags that never came up, where none under them ever did.
 
-        One that failed while it loaded weights had no pool yet: the fraction does not matter then.
+        One that failed while it loaded weights had no pool yet: the fraction does not matter then. The newest that came
+        up counts too where it ran out of memory which others held: that rules nothing out and is not forgotten.
         """
         fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
         for start in reversed(self.starts):
@@ -180,7 +181,8 @@ class History:
             if not (at_load or is_there) or not self._is_same(start.flags, flags):
                 continue
             if start.came_up:
-                return None
+                is_squeezed = start.outcome is Outcome.OOM_RUNTIME and held_by_others(start)
+                return start if is_squeezed else None
             if (start.outcome is Outcome.FAILED or at_load) and not held_by_others(start):
                 came_up = (other for other in self.starts if other.came_up and self._is_same(other.flags, flags))
                 is_outlived = any(at_load or _same_fraction(other.fraction, fraction) for other in came_up)
