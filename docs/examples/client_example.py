@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 
 from kvyield import Client, Engine, Hardware, Measurements, Model, NotFoundError, Observation, ServiceError
 
-CARD = "NVIDIA H200"
+GPU = "NVIDIA H200"
 MODEL = "example/model-8b"
 STARTS = ((0.80, 689_248, 27.9), (0.90, 791_072, 13.9))
 
@@ -22,7 +22,7 @@ def observed(fraction: float, pool_tokens: int, free_gib: float, at: datetime) -
         observed_at=at,
         host="gpu-01",
         source="manual",
-        hardware=Hardware(gpu=CARD, gpu_count=1, memory_gib=139.8),
+        hardware=Hardware(gpu=GPU, gpu_count=1, memory_gib=139.8),
         model=Model(name=MODEL),
         engine=Engine(name="vllm", version="0.26.0"),
         flags={"gpu_memory_utilization": fraction, "max_model_len": 131_072, "max_num_seqs": 8},
@@ -40,7 +40,7 @@ def main(url: str | None) -> int:
                     observed(fraction, pool_tokens, free_gib, first + timedelta(hours=number))
                 )
                 print("stored" if receipt.created else "known", receipt.id)
-            advice = client.recommend(model=MODEL, gpu=CARD, gpu_count=1, engine="vllm", target_tokens=100_000)
+            advice = client.recommend(model=MODEL, gpu=GPU, gpu_count=1, engine="vllm", target_tokens=100_000)
         except NotFoundError as error:
             print("nothing fits:", error)
             return 1

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 
-from kvyield.gpu import GpuError, MemorySampler, cards, open_reader
+from kvyield.gpu import GpuError, MemorySampler, find_gpus, open_reader
 
 MIB = 1 << 20
 GRANULE_GIB = 2 / 1024
@@ -26,21 +26,19 @@ def main() -> int:
     if arguments.parse_args().hold:
         return hold()
     try:
-        found = cards()
+        found = find_gpus()
     except GpuError as error:
         print(f"SKIPPED, no GPU to measure on: {error}")
         return 0
-    card = found[0]
-    print(
-        f"{card.name}: {card.memory_gib:.2f} GiB, {card.free_gib:.2f} free, unified={card.unified_memory}, {card.tool}"
-    )
+    gpu = found[0]
+    print(f"{gpu.name}: {gpu.memory_gib:.2f} GiB, {gpu.free_gib:.2f} free, unified={gpu.unified_memory}, {gpu.tool}")
     return 0 if steps_are_seen() and dips_are_seen() and cost_is_small() else 1
 
 
 def steps_are_seen() -> bool:
     """Allocate known sizes one by one; after each, the sampler's lowest is what was there before less the size."""
     rng, worst = random.Random(7), 0.0
-    with Holder() as holder, open_reader(cards()) as reader:
+    with Holder() as holder, open_reader(find_gpus()) as reader:
         for _ in range(30):
             size = rng.choice([2, 4, 10, 64, 130, 512, 1000, 4096, 16384]) * MIB
             with MemorySampler(reader) as sampler:
@@ -58,7 +56,7 @@ def steps_are_seen() -> bool:
 def dips_are_seen() -> bool:
     """Short dips of one size: how many are seen, by how long they last."""
     size, fine = 1024 * MIB, True
-    with Holder() as holder, open_reader(cards()) as reader:
+    with Holder() as holder, open_reader(find_gpus()) as reader:
         for milliseconds in (5, 10, 20, 40, 60, 100):
             seen_dips = 0
             for _ in range(40):
@@ -74,7 +72,7 @@ def dips_are_seen() -> bool:
 
 def cost_is_small() -> bool:
     """Ten seconds of sampling: what share of one core it takes and how long its longest gap is."""
-    with open_reader(cards()) as reader, MemorySampler(reader) as sampler:
+    with open_reader(find_gpus()) as reader, MemorySampler(reader) as sampler:
         time.sleep(10)
         seen = sampler.stop()
     share = seen.cpu_seconds / 10

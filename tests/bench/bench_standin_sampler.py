@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from bench.report import Report, per_cent
 from kvyield.gpu import MemorySampler, MemorySamples, open_reader
-from kvyield.gpu._nvml import nvml_cards
-from standin.nvml import FakeCard, FakeNvml
+from kvyield.gpu._nvml import nvml_gpus
+from standin.nvml import FakeGpu, FakeNvml
 
 SECONDS = 10
 
@@ -29,7 +29,7 @@ def main() -> int:
     def free() -> float:
         return 2.0 if (time.monotonic() - begin) % 1.0 > 0.9 else 70.0
 
-    nvml = FakeNvml([FakeCard(f"GPU {number}", f"GPU-{number}", free_gib=_of(number, free)) for number in range(8)])
+    nvml = FakeNvml([FakeGpu(f"GPU {number}", f"GPU-{number}", free_gib=_of(number, free)) for number in range(8)])
     seen, dips = _sampled(nvml)
     report.line(
         f"{seen.samples} readings of 8 GPUs in {SECONDS} s, longest gap {1000 * seen.longest_gap_seconds:.1f} ms"
@@ -47,7 +47,7 @@ def _of(number: int, free: Callable[[], float]) -> Callable[[], float]:
 def _sampled(nvml: FakeNvml) -> tuple[MemorySamples, int]:
     """Sample for ten seconds, counting the seconds whose own samples showed the dip."""
     dips, samples, cpu, gap = 0, 0, 0.0, 0.0
-    with open_reader(nvml_cards(nvml), nvml=nvml) as reader:
+    with open_reader(nvml_gpus(nvml), nvml=nvml) as reader:
         for _ in range(SECONDS):
             with MemorySampler(reader) as sampler:
                 time.sleep(1.0)

@@ -15,7 +15,7 @@ GIB = float(2**30)
 LOGS = Path(__file__).parents[1] / "clients" / "engines" / "data" / "h200_logs.tar.xz"
 CHECKPOINT_GIB = {"qwen3-8b": 15.256, "dsv2-lite": 29.257, KIMI.name: 554.0}
 """What the checkpoint files of the configs hold, from their parameter counts (K2.6: as published)."""
-CARD_GIB = {H200.gpu: 143_771 / 1024, PRO_6000.gpu: 97_887 / 1024}
+GPU_GIB = {H200.gpu: 143_771 / 1024, PRO_6000.gpu: 97_887 / 1024}
 """What nvidia-smi calls the GPU's total, which is what a person reads off."""
 SUGGESTION = re.compile(rb"--kv-cache-memory=(\d+)` \([0-9.]+ GiB\) to fit into requested memory")
 
@@ -31,11 +31,11 @@ def tokens_per_free_gib(first: Observation, second: Observation, asked: Observat
     """Return the hand rule: tokens gained per GiB of free memory lost, times the memory that more fraction takes."""
     one, two = _figure(first), _figure(second)
     before, after = first.measurements.free_at_ready_gib, second.measurements.free_at_ready_gib
-    card = CARD_GIB.get(first.hardware.gpu)
-    if one is None or two is None or before is None or after is None or card is None or before == after:
+    total = GPU_GIB.get(first.hardware.gpu)
+    if one is None or two is None or before is None or after is None or total is None or before == after:
         return None
     rate = (two - one) / (before - after)
-    return two + rate * card * ((asked.fraction or 0.0) - (second.fraction or 0.0))
+    return two + rate * total * ((asked.fraction or 0.0) - (second.fraction or 0.0))
 
 
 def proportion(first: Observation, asked: Observation) -> float | None:
@@ -46,13 +46,13 @@ def proportion(first: Observation, asked: Observation) -> float | None:
 
 def config_only(asked: Observation, facts: Mapping[str, object]) -> float | None:
     """Return GPU times fraction less the checkpoint's share, over the config's bytes per token: no engine in it."""
-    card, checkpoint = CARD_GIB.get(asked.hardware.gpu), CHECKPOINT_GIB.get(asked.model.name)
+    total, checkpoint = GPU_GIB.get(asked.hardware.gpu), CHECKPOINT_GIB.get(asked.model.name)
     cost = _bytes_per_token(facts)
-    if card is None or checkpoint is None or cost is None:
+    if total is None or checkpoint is None or cost is None:
         return None
     tensor = parallel_layout(asked.flags, asked.hardware.gpu_count).tensor
     shared = 1 if "kv_lora_rank" in facts else tensor
-    return (card * (asked.fraction or 0.0) - checkpoint / tensor) * GIB / (cost / shared)
+    return (total * (asked.fraction or 0.0) - checkpoint / tensor) * GIB / (cost / shared)
 
 
 def _bytes_per_token(facts: Mapping[str, object]) -> float | None:

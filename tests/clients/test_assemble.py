@@ -40,8 +40,8 @@ def options(**values: bool | int | float | str | None) -> dict[str, Sourced]:
     return {name: said(value, f"option --{name}") for name, value in values.items()}
 
 
-def card(**values: bool | int | float | str | None) -> dict[str, Sourced]:
-    return {name: said(value, "card") for name, value in values.items()}
+def detected(**values: bool | int | float | str | None) -> dict[str, Sourced]:
+    return {name: said(value, "this host") for name, value in values.items()}
 
 
 def test_the_same_start_gives_the_same_id_and_another_one_another() -> None:
@@ -86,11 +86,11 @@ def test_names_come_from_options_first_and_measures_from_the_log() -> None:
 
 def test_gpu_count_follows_from_the_parallel_flags() -> None:
     """The GPUs are the product of the parallel sizes; many GPUs on the host do not mean that all are used."""
-    made = assemble(start(), Extras(card=card(gpu=GPU, gpu_count=16, gpu_memory_gib=95.59)))
+    made = assemble(start(), Extras(detected=detected(gpu=GPU, gpu_count=16, gpu_memory_gib=95.59)))
     assert made.observation().hardware.gpu_count == 8
     flags = {"mem_fraction_static": said(0.9)}
-    lone = assemble(start(flags=flags), Extras(card=card(gpu=GPU, gpu_count=1)))
-    several = assemble(start(flags=flags), Extras(card=card(gpu=GPU, gpu_count=2)))
+    lone = assemble(start(flags=flags), Extras(detected=detected(gpu=GPU, gpu_count=1)))
+    several = assemble(start(flags=flags), Extras(detected=detected(gpu=GPU, gpu_count=2)))
     assert lone.observation().hardware.gpu_count == 1
     assert several.missing == ("hardware.gpu_count",)
 
@@ -114,7 +114,7 @@ def test_each_engine_counts_gpus_its_own_way(engine: str, flags: dict[str, int],
 def test_a_gpu_of_another_kind_is_left_out() -> None:
     """When the log names another GPU than this host has, none of the GPU's facts are used, and it is reported."""
     facts = {"model_name": said("m"), "gpu": said("NVIDIA A100")}
-    made = assemble(start(facts=facts), Extras(card=card(gpu="NVIDIA H200", gpu_count=8, gpu_memory_gib=139.8)))
+    made = assemble(start(facts=facts), Extras(detected=detected(gpu="NVIDIA H200", gpu_count=8, gpu_memory_gib=139.8)))
     assert made.observation().hardware.memory_gib is None
     assert any("left out" in text for text in made.contradictions)
 
@@ -141,8 +141,8 @@ def test_free_memory_at_pool_end_never_stands_for_free_at_ready() -> None:
 def test_host_memory_is_gpu_memory_only_where_they_are_one(unified: bool | None, phase: str, outcome: str) -> None:
     """An end for want of host memory says nothing of the GPU, unless the GPU has no other memory."""
     failure = {"phase": said(phase), "message": said("Out of memory"), "cause": said("host_memory")}
-    card = {} if unified is None else {"unified_memory": said(unified)}
-    made = assemble(start(outcome="failed", failure=failure), Extras(options=options(gpu=GPU), card=card))
+    detected = {} if unified is None else {"unified_memory": said(unified)}
+    made = assemble(start(outcome="failed", failure=failure), Extras(options=options(gpu=GPU), detected=detected))
     assert made.observation().outcome == outcome
     assert made.draft["failure"]["cause"] == "host_memory"
 
@@ -371,7 +371,7 @@ def test_every_combination_of_sources_is_stable() -> None:
     """Whatever sources are present, assembling never fails, and is the same each time."""
     pieces: list[dict[str, Sourced]] = [{}, options(gpu=GPU), options(gpu="Other", host="h", gpu_count=2)]
     for first, second, third in itertools.product(pieces, pieces, pieces):
-        extras = Extras(options=first, card=second, configured=third)
+        extras = Extras(options=first, detected=second, configured=third)
         assert assemble(start(), extras).json() == assemble(start(), extras).json()
 
 
@@ -382,5 +382,5 @@ def test_a_gpu_that_is_only_named_is_unified_where_the_table_has_it() -> None:
         for gpu in ("NVIDIA GB10", "AMD Radeon 8060S Graphics", "NVIDIA GB200", GPU)
     }
     assert list(named.values()) == [True, True, None, None]
-    told = Extras(card=card(gpu="NVIDIA GB10", gpu_count=1, unified_memory=False))
+    told = Extras(detected=detected(gpu="NVIDIA GB10", gpu_count=1, unified_memory=False))
     assert assemble(start(), told).observation().hardware.unified_memory is False

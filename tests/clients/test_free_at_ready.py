@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from kvyield.assemble import Extras
 from kvyield.cli import main
 from kvyield.engines import Sourced, Start
-from kvyield.gpu._nvml import nvml_cards
+from kvyield.gpu._nvml import nvml_gpus
 from kvyield.intake import is_untouched
 from kvyield.watching import BookmarkFile, Watch, became_ready_now
-from standin.nvml import FakeCard, FakeNvml
+from standin.nvml import FakeGpu, FakeNvml
 
 XML = """<nvidia_smi_log><gpu id="00000000:01:00.0"><product_name>NVIDIA H200</product_name><uuid>GPU-1</uuid>
 <fb_memory_usage><total>143771 MiB</total><reserved>616 MiB</reserved><used>0 MiB</used><free>{free} MiB</free>
@@ -145,14 +145,14 @@ def start(minutes_ago: float, **changes: object) -> Start:
 def test_a_watch_reads_the_gpu_at_the_moment_of_readiness_only(tmp_path: Path) -> None:
     """A start that became ready just now has the free memory of now; an older one of the same journal has none."""
     held = {"gpu": "NVIDIA H200", "gpu_count": 1, "free_gib": 11.719, "held_gib": 128.7}
-    card: Mapping[str, Sourced] = {name: Sourced(value, "this host") for name, value in held.items()}
+    held_by_gpu: Mapping[str, Sourced] = {name: Sourced(value, "this host") for name, value in held.items()}
     brought: list[Any] = []
     watch = Watch(
         BookmarkFile(tmp_path / "mark.json"),
-        Extras(card=card),
+        Extras(detected=held_by_gpu),
         lambda one: (brought.append(one) is None, "stored"),
         lambda _text: None,
-        card_now=lambda: card,
+        detect=lambda: held_by_gpu,
     )
     for minutes in (90, 0):
         watch._take(start(minutes))
@@ -163,10 +163,10 @@ def test_a_watch_reads_the_gpu_at_the_moment_of_readiness_only(tmp_path: Path) -
 
 def test_nvml_tells_what_the_driver_keeps_for_itself() -> None:
     """The framework's total is the driver's less what it reserves; an old driver or binding does not tell."""
-    whole = FakeCard("NVIDIA H200", "GPU-1", total_gib=143_771 / 1024, reserved_gib=616 / 1024)
-    (card,) = nvml_cards(FakeNvml([whole], tells_reserved=True))
-    assert card.usable_gib == pytest.approx((143_771 - 616) / 1024)
-    (old,) = nvml_cards(FakeNvml([whole]))
+    whole = FakeGpu("NVIDIA H200", "GPU-1", total_gib=143_771 / 1024, reserved_gib=616 / 1024)
+    (gpu,) = nvml_gpus(FakeNvml([whole], tells_reserved=True))
+    assert gpu.usable_gib == pytest.approx((143_771 - 616) / 1024)
+    (old,) = nvml_gpus(FakeNvml([whole]))
     assert old.usable_gib is None
-    (spark,) = nvml_cards(FakeNvml([FakeCard("NVIDIA GB10", "GPU-1", total_gib=None)], tells_reserved=True))
+    (spark,) = nvml_gpus(FakeNvml([FakeGpu("NVIDIA GB10", "GPU-1", total_gib=None)], tells_reserved=True))
     assert spark.usable_gib is None

@@ -21,7 +21,7 @@ from kvyield_server.domain.facts.observation import (
 PLAIN = Model(
     name="plain", facts={"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "head_dim": 128}
 )
-CARD = Hardware(gpu="NVIDIA H200", gpu_count=2, memory_gib=140.4)
+HARDWARE = Hardware(gpu="NVIDIA H200", gpu_count=2, memory_gib=140.4)
 SGLANG_FLAGS: dict[str, Scalar] = {
     "mem_fraction_static": 0.7,
     "context_length": 131072,
@@ -72,7 +72,7 @@ def plain(
     names = NAMES[engine]
     given = GivenModel(
         model=PLAIN,
-        hardware=CARD,
+        hardware=HARDWARE,
         engine=Engine(name=engine, version="1.0"),
         flags=flags,
         zero=zero,
@@ -90,7 +90,7 @@ def plain(
         free_at_ready_gib=free,
         verifications=(check,),
         model=PLAIN,
-        hardware=CARD,
+        hardware=HARDWARE,
         engine=given.engine,
     )
     return with_starts(replace(given, free_at_zero=free_at_zero), served)

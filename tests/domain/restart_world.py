@@ -43,7 +43,7 @@ from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 GIB = float(2**30)
 MOST_RESTARTS = 60
-CARDS = (
+GPUS = (
     ("NVIDIA H200", 140.40),
     ("NVIDIA H100 80GB HBM3", 79.65),
     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.59),
@@ -173,7 +173,7 @@ def draw_task(seed: int) -> Task:
 
 def _draw(random: np.random.Generator) -> tuple[Task, tuple[float, float] | None]:
     tensor = int(random.choice([1, 2, 4, 8]))
-    gpu, memory = CARDS[random.integers(len(CARDS))]
+    gpu, memory = GPUS[random.integers(len(GPUS))]
     hardware = Hardware(gpu=gpu, gpu_count=tensor, memory_gib=memory, unified_memory=False)
     model = Model(name="simulated", facts=ARCHITECTURES[random.integers(len(ARCHITECTURES))])
     draft: dict[str, Scalar] = {"speculative_algorithm": "DFLASH" if random.random() < 0.3 else None}

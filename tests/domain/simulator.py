@@ -51,7 +51,7 @@ from kvyield_server.domain.facts.observation import (
 GIB = float(2**30)
 CHUNK = 8192
 KNEE_TOKENS = 65_536
-CARDS = (
+GPUS = (
     ("NVIDIA H200", 140.40),
     ("NVIDIA H100 80GB HBM3", 79.65),
     ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 95.59),
@@ -110,7 +110,7 @@ class _World:
         self.kind = str(random.choice(list(ARCHITECTURES)))
         self.engine = EngineName.SGLANG if random.random() < 0.6 else EngineName.VLLM
         self.tensor = int(random.choice([1, 2, 4, 8]))
-        gpu, memory = CARDS[random.integers(len(CARDS))]
+        gpu, memory = GPUS[random.integers(len(GPUS))]
         self.hardware = Hardware(gpu=gpu, gpu_count=self.tensor, memory_gib=memory, unified_memory=False)
         self.draft = DRAFTS[0] if self.kind in HYBRIDS else DRAFTS[random.integers(len(DRAFTS))]
         self.version = str(random.choice(VERSIONS[self.engine]))

@@ -49,7 +49,7 @@ class Config:
 
     free_before_load_gib: float = 93.7282
     weights_gib: float = 72.39912
-    card_total_gib: float = 94.97
+    gpu_total_gib: float = 94.97
     budget_bytes_per_token: int = 77_184
     target_bytes_per_token: int = 70_272
     draft_bytes_per_token: int = 3_072

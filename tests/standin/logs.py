@@ -43,7 +43,7 @@ def oom_lines(config: Config) -> list[str]:
     now = datetime.now().astimezone()
     oom = (
         f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.12 GiB. GPU 0 has a total capacity of "
-        f"{config.card_total_gib:.2f} GiB of which 402.06 MiB is free."
+        f"{config.gpu_total_gib:.2f} GiB of which 402.06 MiB is free."
     )
     if config.engine == "vllm":
         prefix = f"(EngineCore pid=8) ERROR {now:%m-%d %H:%M:%S} [core.py:1100] "

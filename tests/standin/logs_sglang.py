@@ -29,7 +29,7 @@ def sglang_lines(config: Config, plan: Plan, ready_at: datetime) -> Iterator[str
         yield clock.one(0.85, "Scheduler hit an exception: Traceback (most recent call last):")
         yield (
             "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total "
-            f"capacity of {config.card_total_gib:.2f} GiB of which 12.06 MiB is free."
+            f"capacity of {config.gpu_total_gib:.2f} GiB of which 12.06 MiB is free."
         )
         yield "Possible solutions:"
         yield "1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)"

@@ -41,7 +41,7 @@ def plan(config: Config) -> Plan:
         page, bytes_per_token = config.page_tokens, config.budget_bytes_per_token
     else:
         consumed = config.weights_gib + config.activation_peak_gib
-        budget = config.card_total_gib * config.fraction - consumed
+        budget = config.gpu_total_gib * config.fraction - consumed
         page, bytes_per_token = 16, config.target_bytes_per_token
     tokens = max(0, math.floor(budget * GIB / bytes_per_token)) // page * page
     if config.max_total_tokens is not None:
@@ -60,21 +60,21 @@ def _allocated(config: Config, tokens: int, after_load: float) -> Plan:
 class FreeMemoryFile:
     """Free GiB of each GPU in a small file that another process may map: what NVML would answer."""
 
-    def __init__(self, path: Path, cards: int = 0) -> None:
-        if cards:
-            path.write_bytes(struct.pack(f"{cards}d", *[0.0] * cards))
+    def __init__(self, path: Path, gpus: int = 0) -> None:
+        if gpus:
+            path.write_bytes(struct.pack(f"{gpus}d", *[0.0] * gpus))
         self._file = path.open("r+b")
         self._map = mmap.mmap(self._file.fileno(), 0)
-        self._cards = len(self._map) // 8
+        self._gpus = len(self._map) // 8
 
     def read(self) -> Sequence[float]:
         """Free GiB of each GPU now."""
-        return struct.unpack_from(f"{self._cards}d", self._map)
+        return struct.unpack_from(f"{self._gpus}d", self._map)
 
     def write(self, free_gib: float) -> None:
         """Sets all GPUs; the last one holds a little more than the others."""
-        values = [free_gib] * (self._cards - 1) + [free_gib + 0.05] if self._cards > 1 else [free_gib]
-        struct.pack_into(f"{self._cards}d", self._map, 0, *values)
+        values = [free_gib] * (self._gpus - 1) + [free_gib + 0.05] if self._gpus > 1 else [free_gib]
+        struct.pack_into(f"{self._gpus}d", self._map, 0, *values)
 
     def close(self) -> None:
         """Unmaps the file."""

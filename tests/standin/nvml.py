@@ -18,14 +18,14 @@ class FakeNvmlError(Exception):
 
 
 @dataclass
-class FakeCard:
+class FakeGpu:
     """One GPU or MIG device. ``total_gib`` None is a GPU without memory of its own."""
 
     name: str
     uuid: str
     total_gib: float | None = 80.0
     free_gib: Callable[[], float] = lambda: 70.0
-    mig_devices: Sequence[FakeCard] = ()
+    mig_devices: Sequence[FakeGpu] = ()
     processes: Sequence[tuple[int, int | None]] = ()
     reserved_gib: float = 0.5
 
@@ -34,7 +34,7 @@ class FakeCard:
 class FakeNvml:
     """What ``kvyield.gpu`` uses of ``pynvml``. ``tells_reserved``: it has the second version of memory information."""
 
-    cards: Sequence[FakeCard] = ()
+    gpus: Sequence[FakeGpu] = ()
     driver: bool = True
     sessions: int = 0
     lost: bool = False
@@ -57,39 +57,39 @@ class FakeNvml:
         self.sessions -= 1
 
     def nvmlDeviceGetCount(self) -> int:  # noqa: N802 - the real module's name
-        return len(self.cards)
+        return len(self.gpus)
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeCard:  # noqa: N802 - the real module's name
-        return self.cards[index]
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802 - the real module's name
+        return self.gpus[index]
 
-    def nvmlDeviceGetMigMode(self, card: FakeCard) -> list[int]:  # noqa: N802 - the real module's name
-        if not card.mig_devices:
+    def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:  # noqa: N802 - the real module's name
+        if not gpu.mig_devices:
             raise FakeNvmlError(3, "Not Supported")
         return [1, 1]
 
-    def nvmlDeviceGetMaxMigDeviceCount(self, card: FakeCard) -> int:  # noqa: N802 - the real module's name
+    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:  # noqa: N802 - the real module's name
         return 7
 
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, card: FakeCard, slot: int) -> FakeCard:  # noqa: N802 - ditto
-        if slot >= len(card.mig_devices):
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, slot: int) -> FakeGpu:  # noqa: N802 - ditto
+        if slot >= len(gpu.mig_devices):
             raise FakeNvmlError(6, "Not Found")
-        return card.mig_devices[slot]
+        return gpu.mig_devices[slot]
 
-    def nvmlDeviceGetName(self, card: FakeCard) -> str:  # noqa: N802 - the real module's name
-        return card.name
+    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str:  # noqa: N802 - the real module's name
+        return gpu.name
 
-    def nvmlDeviceGetUUID(self, card: FakeCard) -> str:  # noqa: N802 - the real module's name
-        return card.uuid
+    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:  # noqa: N802 - the real module's name
+        return gpu.uuid
 
-    def nvmlDeviceGetMemoryInfo(self, card: FakeCard, version: int | None = None) -> SimpleNamespace:  # noqa: N802 - ditto
+    def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu, version: int | None = None) -> SimpleNamespace:  # noqa: N802 - ditto
         if self.lost:
             raise FakeNvmlError(15, "GPU is lost")
-        if card.total_gib is None:
+        if gpu.total_gib is None:
             raise FakeNvmlError(3, "Not Supported")
-        told = SimpleNamespace(total=int(card.total_gib * GIB), free=int(card.free_gib() * GIB))
+        told = SimpleNamespace(total=int(gpu.total_gib * GIB), free=int(gpu.free_gib() * GIB))
         if version is not None:
-            told.reserved = int(card.reserved_gib * GIB)
+            told.reserved = int(gpu.reserved_gib * GIB)
         return told
 
-    def nvmlDeviceGetComputeRunningProcesses(self, card: FakeCard) -> list[SimpleNamespace]:  # noqa: N802 - ditto
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in card.processes]
+    def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:  # noqa: N802 - ditto
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]

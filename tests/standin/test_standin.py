@@ -72,9 +72,9 @@ def test_free_memory_falls_during_a_prompt_and_a_flush_gives_it_back() -> None:
 def test_two_starts_of_one_second_are_told_apart(lines: Callable[[Config, Plan, datetime], Iterator[str]]) -> None:
     """As with real engines, the port or the seed in the log differs where nothing else does."""
     ready_at = datetime(2026, 3, 1, 12, tzinfo=timezone.utc)
-    card = Extras(options={"gpu": Sourced("NVIDIA L4", "option"), "gpu_count": Sourced(8, "option")})
+    extras = Extras(options={"gpu": Sourced("NVIDIA L4", "option"), "gpu_count": Sourced(8, "option")})
     one, other = (
-        assemble(start, card).observation()
+        assemble(start, extras).observation()
         for config in (Config(port=30_000), Config(port=30_001))
         for start in read_starts(lines(config, plan(config), ready_at))
     )

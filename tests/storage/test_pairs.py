@@ -64,13 +64,13 @@ def test_facts_merge_one_by_one(storage: Storage) -> None:
 def test_attributes_are_shared_by_all_pairs_of_the_same_name(storage: Storage) -> None:
     """What is learnt of a GPU or a model holds for every pair of it, and tells their fits that they are stale."""
     mine = ensure(storage)
-    same_card = ensure(storage, model=Model(name="other"))
+    same_gpu = ensure(storage, model=Model(name="other"))
     same_model = ensure(storage, hardware=Hardware(gpu="H200", gpu_count=8))
     neither = ensure(storage, Hardware(gpu="H100", gpu_count=8), Model(name="third"))
     ensure(storage, Hardware(gpu=HARDWARE.gpu, gpu_count=8, memory_gib=95.0), Model(name=MODEL.name, facts={"a": 1}))
-    assert get(storage, same_card).hardware.memory_gib == 95.0
+    assert get(storage, same_gpu).hardware.memory_gib == 95.0
     assert get(storage, same_model).model.facts == {"a": 1}
-    assert all(get(storage, pair).revision > pair.revision for pair in (mine, same_card, same_model))
+    assert all(get(storage, pair).revision > pair.revision for pair in (mine, same_gpu, same_model))
     assert get(storage, neither) == neither
 
 

@@ -60,9 +60,9 @@ def test_news_of_one_pair_reach_the_others_in_the_same_write(storage: Storage) -
     first = start()
     facts = [replace(first.model, facts={"a": 1}), replace(first.model, facts={"b": 2})]
     hardware = [replace(first.hardware, gpu=name) for name in ("A", "B")]
-    known = [replace(start(), hardware=card, model=replace(first.model, facts={})) for card in hardware]
+    known = [replace(start(), hardware=each, model=replace(first.model, facts={})) for each in hardware]
     storage.write(record([Arrival(each, str(each.id), None, NOW, "loopback") for each in known])).result()
-    news = [replace(start(), hardware=card, model=model) for card, model in zip(hardware, facts, strict=True)]
+    news = [replace(start(), hardware=each, model=model) for each, model in zip(hardware, facts, strict=True)]
     storage.write(record([Arrival(each, str(each.id), None, NOW, "loopback") for each in news])).result()
     with storage.read() as uow:
         pairs = uow.pairs.of_model(first.model.name)
@@ -106,11 +106,11 @@ def test_a_start_that_is_stored_is_new_to_one_of_those_who_posted_it(storage: St
 
 def test_news_later_in_a_write_do_not_undo_older_ones(storage: Storage) -> None:
     """What one start tells of shared hardware or a model is known of all its pairs, in this write and in the next."""
-    card = start().hardware
+    shared = start().hardware
 
     def post(*told: tuple[str, float]) -> None:
         made = [
-            start(model=Model(name=name, facts={"of": gib}), hardware=replace(card, memory_gib=gib))
+            start(model=Model(name=name, facts={"of": gib}), hardware=replace(shared, memory_gib=gib))
             for name, gib in told
         ]
         storage.write(record([Arrival(each, str(each.id), None, NOW, "loopback") for each in made])).result()

@@ -56,14 +56,14 @@ Known = Mapping[str, Sourced]
 class Extras:
     """What a start is completed with: options, the GPU's facts, the configuration file, the model's ``config.json``.
 
-    ``options``, ``card`` and ``configured`` use the names ``gpu``, ``gpu_count``, ``gpu_memory_gib``,
-    ``unified_memory``, ``model``, ``model_revision``, ``engine_version`` and ``host``, ``card`` also
+    ``options``, ``detected`` and ``configured`` use the names ``gpu``, ``gpu_count``, ``gpu_memory_gib``,
+    ``unified_memory``, ``model``, ``model_revision``, ``engine_version`` and ``host``, ``detected`` also
     ``driver_memory_gib`` and, for a start that just became ready, ``free_gib`` and ``held_gib`` of the fullest GPU;
     ``flags`` fills flags that the log does not tell. ``model_name`` is the name in the model's ``config.json``.
     """
 
     options: Known = field(default_factory=dict)
-    card: Known = field(default_factory=dict)
+    detected: Known = field(default_factory=dict)
     configured: Known = field(default_factory=dict)
     flags: Known = field(default_factory=dict)
     model_facts: Mapping[str, object] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class _Assembly:
 
     def build(self, source: str) -> Assembled:
         flags = self.flags()
-        self.drop_foreign_card()
+        self.drop_facts_of_another_gpu()
         hardware = self.hardware(flags)
         draft: dict[str, Any] = {
             "id": None,
@@ -153,14 +153,14 @@ class _Assembly:
         draft["outcome"] = "oom_runtime" if failure["phase"] == "serving" else "oom_startup"
         self.sources["outcome"] = "the log: host memory, which this GPU shares"
 
-    def drop_foreign_card(self) -> None:
+    def drop_facts_of_another_gpu(self) -> None:
         """A GPU of another kind than an option or the log tells is not the engine's: none of its facts hold."""
-        card = self.extras.card.get("gpu")
+        detected = self.extras.detected.get("gpu")
         told = self.extras.options.get("gpu") or self.start.facts.get("gpu")
-        if card is not None and told is not None and not same_name(told.value, card.value):
-            where = f"({told.source}) against {card.value!r} ({card.source}): this host's GPUs are left out"
+        if detected is not None and told is not None and not same_name(told.value, detected.value):
+            where = f"({told.source}) against {detected.value!r} ({detected.source}): this host's GPUs are left out"
             self.contradictions.append(redacted(f"hardware.gpu: {told.value!r} {where}"))
-            self.extras = replace(self.extras, card={})
+            self.extras = replace(self.extras, detected={})
 
     def observed_at(self) -> Any:
         moment = self.start.observed_at
@@ -179,19 +179,26 @@ class _Assembly:
             "gpu": gpu,
             "gpu_count": self.chosen(
                 "hardware.gpu_count",
-                [*self.stated("gpu_count")[:2], parallel, _only_one(self.extras.card), *self.stated("gpu_count")[3:]],
+                [
+                    *self.stated("gpu_count")[:2],
+                    parallel,
+                    _only_one(self.extras.detected),
+                    *self.stated("gpu_count")[3:],
+                ],
             ),
             "memory_gib": self.chosen(
-                "hardware.memory_gib", [*measured, *self.stated("gpu_memory_gib", first="card")], same_size
+                "hardware.memory_gib", [*measured, *self.stated("gpu_memory_gib", first="detected")], same_size
             ),
-            "driver_memory_gib": self.chosen("hardware.driver_memory_gib", [self.extras.card.get("driver_memory_gib")]),
+            "driver_memory_gib": self.chosen(
+                "hardware.driver_memory_gib", [self.extras.detected.get("driver_memory_gib")]
+            ),
             "unified_memory": self.unified_memory(gpu),
         }
 
     def unified_memory(self, gpu: str | None) -> bool | None:
         """What the GPU's own tool says, else true for a GPU whose name is known to be one; null is unknown."""
         named = Sourced(True, f"the table of GPU names: {gpu}") if shares_host_memory(gpu) else None
-        value = self.chosen("hardware.unified_memory", [self.extras.card.get("unified_memory") or named])
+        value = self.chosen("hardware.unified_memory", [self.extras.detected.get("unified_memory") or named])
         return bool(value) if value is not None else None
 
     def model(self) -> dict[str, Any]:
@@ -245,8 +252,8 @@ class _Assembly:
         """Free memory as the GPUs tell it, where the engine just became ready, uses all GPUs of this host, and its pool
         is in their memory.
         """
-        card, told = self.extras.card, self.start.measurements
-        free, held, count = (card.get(name) for name in ("free_gib", "held_gib", "gpu_count"))
+        detected, told = self.extras.detected, self.start.measurements
+        free, held, count = (detected.get(name) for name in ("free_gib", "held_gib", "gpu_count"))
         parts = [told.get(name) for name in ("kv_cache_gib", "weights_gib")]
         needed = sum(
             float(str(part.value)) for part in parts if part is not None and is_possible("kv_cache_gib", part.value)
@@ -286,12 +293,12 @@ class _Assembly:
         return self.chosen(path, self.stated(name), same)
 
     def stated(self, name: str, log_name: str | None = None, *, first: str = "option") -> Sequence[Sourced | None]:
-        """What option, log, GPU and configuration say; with ``first="card"`` GPU, option and configuration."""
-        option, card = self.extras.options.get(name), self.extras.card.get(name)
+        """What option, log, GPU and configuration say; with ``first="detected"`` GPU, option and configuration."""
+        option, detected = self.extras.options.get(name), self.extras.detected.get(name)
         configured = self.extras.configured.get(name)
-        if first == "card":
-            return [card, option, configured]
-        return [option, self.start.facts.get(log_name or name), card, configured]
+        if first == "detected":
+            return [detected, option, configured]
+        return [option, self.start.facts.get(log_name or name), detected, configured]
 
     def chosen(
         self, path: str, candidates: Iterable[Sourced | None], same: Callable[[Any, Any], bool] = lambda a, b: a == b
@@ -317,9 +324,9 @@ class _Assembly:
         return one.value is not None or path.startswith("flags.")
 
 
-def _only_one(card: Known) -> Sourced | None:
+def _only_one(detected: Known) -> Sourced | None:
     """The GPU count counts when there is one GPU; of several the engine may use some."""
-    count = card.get("gpu_count")
+    count = detected.get("gpu_count")
     return count if count is not None and count.value == 1 else None
 
 

@@ -141,15 +141,15 @@ def check_spool(settings: Settings) -> Iterator[Check]:
 
 def check_gpu() -> Iterator[Check]:
     """Whether this host's GPUs can be read."""
-    from kvyield.gpu import GpuError, cards
+    from kvyield.gpu import GpuError, find_gpus
 
     try:
-        found = cards()
+        found = find_gpus()
     except GpuError as error:
         yield Check("GPU", "warn", str(error))
         return
-    names = sorted({card.name for card in found})
-    free = min(card.free_gib for card in found)
+    names = sorted({gpu.name for gpu in found})
+    free = min(gpu.free_gib for gpu in found)
     yield Check("GPU", "ok", f"{len(found)} x {', '.join(names)}, {free:.2f} GiB free on the fullest")
 
 

@@ -21,7 +21,7 @@ from kvyield.processes import Listener, engine_on
 from kvyield.sources import Source, file_source
 
 if TYPE_CHECKING:
-    from kvyield.gpu import Card
+    from kvyield.gpu import Gpu
 
 TAIL_LINES = 2000
 LONGEST_TAIL_LINE = 1000
@@ -136,13 +136,13 @@ def host_facts(configured: Mapping[str, Sourced]) -> dict[str, Sourced]:
     return {} if "host" in configured else {"host": Sourced(socket.gethostname(), "this host's name")}
 
 
-def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:
+def gpu_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:
     """What this host tells of its GPUs and its name, and why there is nothing when there is no GPU."""
-    from kvyield.gpu import GpuError, cards, hardware_name  # opens the driver's library
+    from kvyield.gpu import GpuError, find_gpus, hardware_name  # opens the driver's library
 
     facts = host_facts(configured)
     try:
-        found = cards()
+        found = find_gpus()
         name = hardware_name(found)
     except GpuError as error:
         return facts, str(error)
@@ -150,21 +150,21 @@ def card_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], s
     facts["gpu"] = Sourced(name, source)
     facts["gpu_count"] = Sourced(len(found), source)
     facts["gpu_memory_gib"] = _framework_total(found, source)
-    facts["driver_memory_gib"] = Sourced(round(min(card.memory_gib for card in found), 2), f"{source}, driver's total")
-    fullest = min(found, key=lambda card: card.free_gib)
+    facts["driver_memory_gib"] = Sourced(round(min(gpu.memory_gib for gpu in found), 2), f"{source}, driver's total")
+    fullest = min(found, key=lambda gpu: gpu.free_gib)
     now = f"{source}, read after the engine was ready and before it served a request"
     facts["free_gib"] = Sourced(round(fullest.free_gib, 3), now)
     facts["held_gib"] = Sourced(round(fullest.memory_gib - fullest.free_gib, 3), now)
-    facts["unified_memory"] = Sourced(any(card.unified_memory for card in found), source)
+    facts["unified_memory"] = Sourced(any(gpu.unified_memory for gpu in found), source)
     return facts, None
 
 
-def _framework_total(found: Sequence[Card], source: str) -> Sourced:
+def _framework_total(found: Sequence[Gpu], source: str) -> Sourced:
     """What a framework sees of one GPU's memory: the driver's total less what it reserves, where the driver tells."""
-    usable = [card.usable_gib for card in found if card.usable_gib is not None]
+    usable = [gpu.usable_gib for gpu in found if gpu.usable_gib is not None]
     if len(usable) == len(found):
         return Sourced(round(min(usable), 2), f"{source}, driver's total less what it reserves")
-    least = min(card.memory_gib for card in found)
+    least = min(gpu.memory_gib for gpu in found)
     return Sourced(round(least, 2), f"{source}, driver's total: it does not tell what it reserves")
 
 
@@ -201,8 +201,8 @@ def timed_from_process(start: Start, listener: Listener | None) -> Start:
 
 def without_free_memory(extras: Extras) -> Extras:
     """The extras for a start to which the free memory of now does not belong."""
-    kept = {name: fact for name, fact in extras.card.items() if name not in FREE_NOW}
-    return replace(extras, card=kept)
+    kept = {name: fact for name, fact in extras.detected.items() if name not in FREE_NOW}
+    return replace(extras, detected=kept)
 
 
 def _counted(lines: Iterator[bytes], reading: Reading, tail: deque[bytes]) -> Iterator[bytes]:

@@ -69,7 +69,7 @@ class Watch:
     """Takes starts out of lines as they come.
 
     ``bring`` brings an observation to the spool and the service; it says what came of it, and whether it is kept.
-    ``zone`` is that of stamps without one, None this host's. ``card_now`` reads this host's GPUs, when an engine just
+    ``zone`` is that of stamps without one, None this host's. ``detect`` reads this host's GPUs, when an engine just
     became ready.
     """
 
@@ -80,7 +80,7 @@ class Watch:
     engine: str | None = None
     is_local: bool = True
     zone: tzinfo | None = None
-    card_now: Callable[[], Mapping[str, Sourced]] = dict
+    detect: Callable[[], Mapping[str, Sourced]] = dict
     brought: int = field(default=0, init=False)
 
     def follow(self, lines: Iterable[bytes]) -> None:
@@ -92,7 +92,7 @@ class Watch:
     def _take(self, start: Start) -> None:
         extras = without_free_memory(self.extras)
         if self.is_local and became_ready_now(start):
-            extras = replace(extras, card=self.card_now() or extras.card)
+            extras = replace(extras, detected=self.detect() or extras.detected)
         if self.is_local:
             start = timed_from_process(start, process_of(start))
         found = completed(start, extras, is_local=self.is_local)

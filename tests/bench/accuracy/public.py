@@ -36,12 +36,12 @@ class Points:
             return "labelled slope_disagreement"
         if changed := _changed_flags(self.starts):
             return f"{', '.join(changed)} changed too"
-        card, points = self.starts[0].hardware.memory_gib, _gib_points(self.starts)
-        if card is None or len(points) < 2:
+        memory, points = self.starts[0].hardware.memory_gib, _gib_points(self.starts)
+        if memory is None or len(points) < 2:
             return None
         (low, least), (high, most) = min(points), max(points)
         slope = (most - least - 0.01) / (high - low)
-        return f"{slope:.1f} GiB per fraction on a GPU of {card:.1f} GiB" if slope > 1.01 * card else None
+        return f"{slope:.1f} GiB per fraction on a GPU of {memory:.1f} GiB" if slope > 1.01 * memory else None
 
     @property
     def is_unified(self) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvyield.gpu import Card, GpuError
-from kvyield.gpu._ascend import npu_smi_cards
-from kvyield.gpu._intel import xpu_smi_cards
+from kvyield.gpu import Gpu, GpuError
+from kvyield.gpu._ascend import npu_smi_gpus
+from kvyield.gpu._intel import xpu_smi_gpus
 from kvyield.gpu._visible import visible
 
 NPU_910B3 = """
@@ -83,10 +83,10 @@ def xpu(details: object = DETAILS, stats: object = STATS, found: object = DISCOV
 
 def test_npu_smi_lists_chips_with_memory_and_processes() -> None:
     """Name, HBM and processes of each NPU are read from the table."""
-    first, second = npu_smi_cards(npu(NPU_910B3))
+    first, second = npu_smi_gpus(npu(NPU_910B3))
     assert (first.name, first.memory_gib, first.free_gib) == ("Ascend 910B3", 64.0, (65536 - 53984) / 1024)
-    assert (second.index, second.free_gib, second.neighbours) == (1, (65536 - 3314) / 1024, ())
-    assert [(held.pid, held.name, held.used_gib) for held in first.neighbours] == [
+    assert (second.index, second.free_gib, second.processes) == (1, (65536 - 3314) / 1024, ())
+    assert [(held.pid, held.name, held.used_gib) for held in first.processes] == [
         (1712733, "sglangschedul", 48954 / 1024)
     ]
     assert (first.tool, first.bus_id, first.unified_memory, first.usable_gib) == (
@@ -99,8 +99,8 @@ def test_npu_smi_lists_chips_with_memory_and_processes() -> None:
 
 def test_an_npu_of_two_chips_is_two_gpus() -> None:
     """Each chip has memory of its own, and is what an engine's rank uses."""
-    found = npu_smi_cards(npu(NPU_TWO_CHIPS))
-    assert [(card.index, card.name, card.bus_id) for card in found] == [
+    found = npu_smi_gpus(npu(NPU_TWO_CHIPS))
+    assert [(gpu.index, gpu.name, gpu.bus_id) for gpu in found] == [
         (0, "Ascend910", "0000:9D:00.0"),
         (1, "Ascend910", "0000:9F:00.0"),
     ]
@@ -108,26 +108,26 @@ def test_an_npu_of_two_chips_is_two_gpus() -> None:
 
 def test_an_npu_without_hbm_has_its_ddr_as_memory() -> None:
     """A 310P's table has one pair of used and total."""
-    (card,) = npu_smi_cards(npu(NPU_310P))
-    assert (card.name, card.memory_gib, card.free_gib) == ("Ascend 310P3", 21534 / 1024, (21534 - 1720) / 1024)
+    (gpu,) = npu_smi_gpus(npu(NPU_310P))
+    assert (gpu.name, gpu.memory_gib, gpu.free_gib) == ("Ascend 310P3", 21534 / 1024, (21534 - 1720) / 1024)
 
 
 @pytest.mark.parametrize("output", ["", "DrvMngGetConsoleLogLevel failed", NPU_310P.replace("1720 / 21534", "0 / 0")])
 def test_a_table_without_memory_is_a_gpu_error(output: str) -> None:
     """What cannot be read is said, and nothing is made up."""
     with pytest.raises(GpuError, match="npu-smi"):
-        npu_smi_cards(npu(output))
+        npu_smi_gpus(npu(output))
 
 
 def test_xpu_smi_tells_name_total_and_what_is_used() -> None:
     """Free memory is the total less what the statistics say is used, of the device or summed over its tiles."""
-    (card,) = xpu_smi_cards(xpu())
-    assert (card.index, card.name, card.tool) == (0, "Intel(R) Arc(TM) Pro B70 Graphics", "xpu-smi")
-    assert (round(card.memory_gib, 2), round(card.free_gib, 2)) == (31.89, 30.89)
-    assert (card.bus_id, card.unified_memory) == ("0000:23:00.0", False)
-    (tiles,) = xpu_smi_cards(xpu(stats=TILES))
+    (gpu,) = xpu_smi_gpus(xpu())
+    assert (gpu.index, gpu.name, gpu.tool) == (0, "Intel(R) Arc(TM) Pro B70 Graphics", "xpu-smi")
+    assert (round(gpu.memory_gib, 2), round(gpu.free_gib, 2)) == (31.89, 30.89)
+    assert (gpu.bus_id, gpu.unified_memory) == ("0000:23:00.0", False)
+    (tiles,) = xpu_smi_gpus(xpu(stats=TILES))
     assert round(tiles.free_gib, 2) == 30.89
-    (no_statistics,) = xpu_smi_cards(xpu(stats={"error": "not supported"}))
+    (no_statistics,) = xpu_smi_gpus(xpu(stats={"error": "not supported"}))
     assert round(no_statistics.free_gib, 2) == 31.0
 
 
@@ -143,22 +143,22 @@ def test_xpu_smi_tells_name_total_and_what_is_used() -> None:
 def test_xpu_smi_without_figures_is_a_gpu_error(details: object, stats: object, found: object) -> None:
     """A total or free memory that is not told is an error, not zero."""
     with pytest.raises(GpuError, match="xpu-smi"):
-        xpu_smi_cards(xpu(details, stats, found))
+        xpu_smi_gpus(xpu(details, stats, found))
 
 
 def test_xpu_smi_that_lists_nothing_lists_nothing() -> None:
     """No device, or none that is a GPU, is an empty list, so that the reason names the tool."""
-    assert xpu_smi_cards(xpu(found={"device_list": []})) == []
-    assert xpu_smi_cards(xpu(found={"device_list": [{"device_id": 0, "device_type": "CPU"}]})) == []
-    assert xpu_smi_cards(xpu(found={})) == []
+    assert xpu_smi_gpus(xpu(found={"device_list": []})) == []
+    assert xpu_smi_gpus(xpu(found={"device_list": [{"device_id": 0, "device_type": "CPU"}]})) == []
+    assert xpu_smi_gpus(xpu(found={})) == []
 
 
 def test_each_vendors_variable_hides_its_own_gpus() -> None:
     """ASCEND_RT_VISIBLE_DEVICES counts chips, ZE_AFFINITY_MASK GPUs and tiles; neither says anything of others."""
-    npus = [Card(n, "Ascend 910B3", 64.0, 60.0, tool="npu-smi") for n in range(4)]
-    intel = [Card(n, "Intel Arc Pro B70", 32.0, 30.0, tool="xpu-smi") for n in range(4)]
+    npus = [Gpu(n, "Ascend 910B3", 64.0, 60.0, tool="npu-smi") for n in range(4)]
+    intel = [Gpu(n, "Intel Arc Pro B70", 32.0, 30.0, tool="xpu-smi") for n in range(4)]
     environ = {"ASCEND_RT_VISIBLE_DEVICES": "2,3", "ZE_AFFINITY_MASK": "1.0,1.1,3", "CUDA_VISIBLE_DEVICES": "0"}
-    assert [card.index for card in visible(npus, environ)] == [2, 3]
-    assert [card.index for card in visible(intel, environ)] == [1, 3]
+    assert [gpu.index for gpu in visible(npus, environ)] == [2, 3]
+    assert [gpu.index for gpu in visible(intel, environ)] == [1, 3]
     with pytest.raises(GpuError, match="ZE_AFFINITY_MASK"):
         visible(intel, {"ZE_AFFINITY_MASK": ""})

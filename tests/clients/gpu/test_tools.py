@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvyield.gpu import Card, GpuError, open_reader
-from kvyield.gpu._amd import amd_smi_cards, rocm_smi_cards
-from kvyield.gpu._card import GIB
-from kvyield.gpu._nvidia_smi import nvidia_smi_cards
+from kvyield.gpu import Gpu, GpuError, open_reader
+from kvyield.gpu._amd import amd_smi_gpus, rocm_smi_gpus
+from kvyield.gpu._gpu import GIB
+from kvyield.gpu._nvidia_smi import nvidia_smi_gpus
 from kvyield.gpu._tools import run_tool
 
 GPU = """<gpu id="00000000:01:00.0"><product_name>{name}</product_name><uuid>GPU-1</uuid>{mig}
@@ -39,30 +39,30 @@ def nvidia(name: str, total: str, free: str, mig: str = "") -> dict[str, str]:
 
 def test_nvidia_smi_gives_the_same_gpu_as_nvml_would() -> None:
     """Name, total, free and processes are read from the XML."""
-    (card,) = nvidia_smi_cards(prints(nvidia("NVIDIA H200", "143771 MiB", "141000 MiB")))
-    assert (card.name, card.memory_gib, card.free_gib) == ("NVIDIA H200", 143771 / 1024, 141000 / 1024)
-    assert [(n.pid, n.name, n.used_gib) for n in card.neighbours] == [(77, "python3", 1.5)]
+    (gpu,) = nvidia_smi_gpus(prints(nvidia("NVIDIA H200", "143771 MiB", "141000 MiB")))
+    assert (gpu.name, gpu.memory_gib, gpu.free_gib) == ("NVIDIA H200", 143771 / 1024, 141000 / 1024)
+    assert [(n.pid, n.name, n.used_gib) for n in gpu.processes] == [(77, "python3", 1.5)]
 
 
 def test_nvidia_smi_names_mig_devices_by_profile() -> None:
     """MIG devices carry their own memory, profile and UUID."""
-    (card,) = nvidia_smi_cards(prints(nvidia("NVIDIA H100", "81559 MiB", "80000 MiB", MIG)))
-    assert (card.name, card.mig, card.uuid, card.memory_gib) == ("NVIDIA H100 MIG 1g.10gb", "1g.10gb", "MIG-9", 9.5)
+    (gpu,) = nvidia_smi_gpus(prints(nvidia("NVIDIA H100", "81559 MiB", "80000 MiB", MIG)))
+    assert (gpu.name, gpu.mig, gpu.uuid, gpu.memory_gib) == ("NVIDIA H100 MIG 1g.10gb", "1g.10gb", "MIG-9", 9.5)
 
 
 def test_nvidia_smi_without_memory_figures_means_the_hosts_memory() -> None:
     """``N/A`` on GB10 is answered by the host."""
-    (card,) = nvidia_smi_cards(prints(nvidia("NVIDIA GB10", "N/A", "N/A")))
-    assert card.unified_memory
-    assert card.memory_gib > 0
+    (gpu,) = nvidia_smi_gpus(prints(nvidia("NVIDIA GB10", "N/A", "N/A")))
+    assert gpu.unified_memory
+    assert gpu.memory_gib > 0
 
 
 def test_broken_output_is_a_gpu_error() -> None:
     """Neither tool's garbage escapes as another exception."""
     with pytest.raises(GpuError, match="XML"):
-        nvidia_smi_cards(prints({"-q -x": "Failed to initialize"}))
+        nvidia_smi_gpus(prints({"-q -x": "Failed to initialize"}))
     with pytest.raises(GpuError, match="JSON"):
-        amd_smi_cards(prints({"static": "ERROR"}))
+        amd_smi_gpus(prints({"static": "ERROR"}))
 
 
 AMD = {
@@ -105,10 +105,10 @@ AMD = {
 def test_amd_smi_of_both_json_shapes_is_read(wrapped: bool) -> None:
     """The list of ROCm 6 and the ``gpu_data`` object of ROCm 7 give the same GPU; its MB are MiB."""
     outputs = {words: f'{{"gpu_data": {text}}}' if wrapped else text for words, text in AMD.items()}
-    (card,) = amd_smi_cards(prints(outputs))
-    assert (card.name, card.memory_gib, card.free_gib) == ("AMD Instinct MI300X", 196592 / 1024, 195568 / 1024)
-    assert (card.unified_memory, card.bus_id) == (False, "0000:05:00.0")
-    assert [(n.pid, n.name, n.used_gib) for n in card.neighbours] == [(8, "python", 1.0)]
+    (gpu,) = amd_smi_gpus(prints(outputs))
+    assert (gpu.name, gpu.memory_gib, gpu.free_gib) == ("AMD Instinct MI300X", 196592 / 1024, 195568 / 1024)
+    assert (gpu.unified_memory, gpu.bus_id) == (False, "0000:05:00.0")
+    assert [(n.pid, n.name, n.used_gib) for n in gpu.processes] == [(8, "python", 1.0)]
 
 
 def test_an_apu_with_a_small_carve_out_has_its_gtt_as_memory() -> None:
@@ -116,8 +116,8 @@ def test_an_apu_with_a_small_carve_out_has_its_gtt_as_memory() -> None:
     row = {"Card Series": "AMD Radeon Graphics", "GFX Version": "gfx1151", "PCI Bus": "0000:C5:00.0"}
     row |= {"VRAM Total Memory (B)": str(GIB // 2), "VRAM Total Used Memory (B)": "0"}
     row |= {"GTT Total Memory (B)": str(96 * GIB), "GTT Total Used Memory (B)": str(GIB)}
-    (card,) = rocm_smi_cards(prints({"rocm-smi": "WARNING: low power\n" + json.dumps({"card0": row, "system": {}})}))
-    assert (card.memory_gib, card.free_gib, card.unified_memory) == (96.0, 95.0, True)
+    (gpu,) = rocm_smi_gpus(prints({"rocm-smi": "WARNING: low power\n" + json.dumps({"card0": row, "system": {}})}))
+    assert (gpu.memory_gib, gpu.free_gib, gpu.unified_memory) == (96.0, 95.0, True)
 
 
 def test_amd_memory_is_sampled_from_the_drivers_files(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_amd_memory_is_sampled_from_the_drivers_files(tmp_path: Path) -> None:
     device.mkdir(parents=True)
     (device / "mem_info_vram_total").write_text(f"{8 * GIB}\n")
     (device / "mem_info_vram_used").write_text(f"{GIB}\n")
-    card = Card(0, "AMD Instinct MI300X", 8.0, 8.0, tool="rocm-smi", bus_id="0000:C5:00.0")
-    with open_reader([card], sysfs=tmp_path) as reader:
+    gpu = Gpu(0, "AMD Instinct MI300X", 8.0, 8.0, tool="rocm-smi", bus_id="0000:C5:00.0")
+    with open_reader([gpu], sysfs=tmp_path) as reader:
         assert list(reader.read()) == [7.0]
         (device / "mem_info_vram_used").unlink()
         with pytest.raises(GpuError, match="cannot be read"):
@@ -156,7 +156,7 @@ def test_memory_is_read_by_the_tool_where_there_is_nothing_faster(
     log.write_text(nvidia("NVIDIA H200", "143771 MiB", "1024 MiB")["-q -x"])
     fake_tool(tmp_path, "nvidia-smi", f"cat {log}")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = nvidia_smi_cards()
+    found = nvidia_smi_gpus()
     with open_reader(found) as reader:
         assert list(reader.read()) == [1.0]
         log.write_text("<nvidia_smi_log></nvidia_smi_log>")
@@ -179,8 +179,8 @@ def test_a_tool_that_hangs_or_only_fails_silently_is_a_gpu_error(
 
 def test_the_numbers_of_amd_smi_are_read_in_every_spelling() -> None:
     """A size may be a number with its unit in one text, a table, or a bare number of MiB; other text is nothing."""
-    card = json.dumps([{"gpu": 0, "asic": {"market_name": "AMD Instinct MI210"}, "vram": {"size": "65520 MB"}}])
+    static = json.dumps([{"gpu": 0, "asic": {"market_name": "AMD Instinct MI210"}, "vram": {"size": "65520 MB"}}])
     used = json.dumps([{"gpu": 0, "mem_usage": {"used_vram": 20, "total_vram": "N/A"}}])
-    outputs = {"static": card, "metric": used, "list": "[]"}
-    (found,) = amd_smi_cards(prints(outputs))
-    assert (found.memory_gib, found.free_gib, found.neighbours) == (65520 / 1024, 65500 / 1024, ())
+    outputs = {"static": static, "metric": used, "list": "[]"}
+    (found,) = amd_smi_gpus(prints(outputs))
+    assert (found.memory_gib, found.free_gib, found.processes) == (65520 / 1024, 65500 / 1024, ())

@@ -12,7 +12,7 @@ import pytest
 from kvyield._engine_http import EngineUnreachableError
 from kvyield.cli._tuning import Site
 from kvyield.config import load_settings
-from kvyield.gpu import Card, Neighbour
+from kvyield.gpu import Gpu, GpuProcess
 from kvyield.processes import family
 from kvyield.tune.waiting import Memory, Pause, StoppedError, in_flight, wait_until_idle
 
@@ -119,9 +119,9 @@ def test_a_family_is_a_process_with_its_descendants() -> None:
 
 def test_what_is_free_without_an_engine_is_told_by_what_its_processes_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the fullest GPU; another process's share stays taken; None where the driver names no process."""
-    own = Neighbour(os.getpid(), "vllm", 60.0)
-    gpus = [Card(0, "L4", 95.0, 30.0, neighbours=(own, Neighbour(1, "x", 4.0))), Card(1, "L4", 95.0, 35.0)]
+    own = GpuProcess(os.getpid(), "vllm", 60.0)
+    gpus = [Gpu(0, "L4", 95.0, 30.0, processes=(own, GpuProcess(1, "x", 4.0))), Gpu(1, "L4", 95.0, 35.0)]
     site = Site({"server": "http://127.0.0.1:1", "no_gpu": False}, load_settings(environment={"HOME": str(Path.cwd())}))
-    monkeypatch.setattr("kvyield.gpu.cards", lambda: gpus)
+    monkeypatch.setattr("kvyield.gpu.find_gpus", lambda: gpus)
     assert site.free_without(os.getpid()) == 35.0
     assert site.free_without(2**22 + 1) is None

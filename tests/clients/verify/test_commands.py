@@ -19,10 +19,10 @@ import standin
 from e2e.running import Server
 from kvyield import Client
 from kvyield.cli import main
-from kvyield.gpu import Card
+from kvyield.gpu import Gpu
 from kvyield.spool import Spool
 from kvyield.verify import Server as Engine
-from kvyield.verify import engine_cards, is_on_this_host
+from kvyield.verify import engine_gpus, is_on_this_host
 from standin import Faults, Standin
 
 FACTS = ("--gpu", "NVIDIA RTX PRO 6000", "--gpu-memory-gib", "95.59")
@@ -192,10 +192,10 @@ def test_an_engine_that_is_not_there_is_one_line_with_its_address() -> None:
 
 def test_gpus_are_the_servers_own() -> None:
     """A server on GPUs 2 and 3 is not judged by what another one takes on GPU 0."""
-    cards = [Card(number, "NVIDIA L4", 22.5, 20.0) for number in range(4)]
-    assert engine_cards(cards, Engine("sglang", "m", gpus=(2, 3))) == cards[2:]
-    assert engine_cards(cards[:2], Engine("sglang", "m", gpus=(2, 3))) == cards[:2]
-    assert engine_cards(cards, Engine("vllm", "m")) == cards
+    gpus = [Gpu(number, "NVIDIA L4", 22.5, 20.0) for number in range(4)]
+    assert engine_gpus(gpus, Engine("sglang", "m", gpus=(2, 3))) == gpus[2:]
+    assert engine_gpus(gpus[:2], Engine("sglang", "m", gpus=(2, 3))) == gpus[:2]
+    assert engine_gpus(gpus, Engine("vllm", "m")) == gpus
 
 
 @pytest.mark.parametrize(

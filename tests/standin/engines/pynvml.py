@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from standin.gpus import Gpus
-from standin.nvml import FakeCard, FakeNvml, FakeNvmlError
+from standin.nvml import FakeGpu, FakeNvml, FakeNvmlError
 
 NVMLError = FakeNvmlError
 NVML_DEVICE_MIG_ENABLE = 1
@@ -24,7 +24,7 @@ def _nvml() -> FakeNvml:
 
     return FakeNvml(
         [
-            FakeCard(name, f"GPU-{index}", told["total_gib"], lambda index=index: free(index))  # type: ignore[misc]
+            FakeGpu(name, f"GPU-{index}", told["total_gib"], lambda index=index: free(index))  # type: ignore[misc]
             for index in range(told["count"])
         ]
     )

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 from standin.memory import FreeMemoryFile
-from standin.nvml import FakeCard, FakeNvml
+from standin.nvml import FakeGpu, FakeNvml
 
 TOTAL_GIB = 95.59
 _FILE = Path(os.environ["STANDIN_FREE"])
@@ -26,7 +26,7 @@ def _free_gib() -> float:
     return _FREE.read()[0] or idle
 
 
-_GPU = FakeCard("NVIDIA RTX PRO 6000 Blackwell Server Edition", "GPU-1", TOTAL_GIB, _free_gib)
+_GPU = FakeGpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", "GPU-1", TOTAL_GIB, _free_gib)
 _NVML = FakeNvml([_GPU])
 
 

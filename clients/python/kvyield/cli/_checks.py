@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kvyield import _wire
     from kvyield._client import Client
     from kvyield.config import Settings
-    from kvyield.gpu import Card
+    from kvyield.gpu import Gpu
 
 FORCE = "--force sends the prompt all the same"
 
@@ -76,7 +76,7 @@ def check_server(given: Mapping[str, Any], stored: _wire.StoredObservation | Non
     stop_at(identity.contradictions(identity.of_stored(stored), server))
 
 
-def check_gpus(given: Mapping[str, Any], stored: _wire.StoredObservation | None, gpus: Sequence[Card]) -> None:
+def check_gpus(given: Mapping[str, Any], stored: _wire.StoredObservation | None, gpus: Sequence[Gpu]) -> None:
     """Whether the GPUs that are sampled are those of the observation. Raises `KvyieldError` when they are not."""
     if stored is None or given["force"] or not gpus:
         return

@@ -214,7 +214,7 @@ def chosen_source(given: Mapping[str, Any], *, follow: bool = False) -> Source |
 
 
 def extras_of(
-    given: Mapping[str, Any], settings: Settings, card: Mapping[str, Sourced], recommendation_id: UUID | None = None
+    given: Mapping[str, Any], settings: Settings, detected: Mapping[str, Sourced], recommendation_id: UUID | None = None
 ) -> Extras:
     """What options, this host and the configuration file say."""
     from kvyield.assemble import Extras
@@ -222,7 +222,7 @@ def extras_of(
     config = given.get("model_config") or settings.facts.get("model_config")
     return Extras(
         options=_sourced({name: given.get(name) for name in _FACTS}, "option --{}"),
-        card=card,
+        detected=detected,
         configured=configured_facts(settings),
         flags=_sourced(parsed_flags(given.get("flags", ())), "option --flag {}"),
         model_facts=_config_facts(config),

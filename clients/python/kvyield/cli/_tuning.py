@@ -21,7 +21,7 @@ from kvyield.tune.waiting import in_flight
 if TYPE_CHECKING:
     from kvyield.assemble import Assembled
     from kvyield.config import Settings
-    from kvyield.gpu import Card
+    from kvyield.gpu import Gpu
     from kvyield.intake import Reading
     from kvyield.sources import Source
     from kvyield.tune.child import Child
@@ -45,7 +45,7 @@ class Site:
     _file: tuple[int, int] = field(default=(0, 0), init=False)
     _state: object = field(default=None, init=False)
     _looked: tuple[UUID | None, Look, float] | None = field(default=None, init=False)
-    _gpus: Sequence[tuple[int, str | None]] = field(default=(), init=False)
+    _engine_gpus: Sequence[tuple[int, str | None]] = field(default=(), init=False)
 
     def present(self) -> Assembled | None:
         """See `kvyield.tune.starting.Site`. Raises `KvyieldError` when log and server are not one start."""
@@ -123,45 +123,45 @@ class Site:
 
     def free_memory(self) -> Sequence[float] | None:
         """Free GiB of each of the engine's GPUs now; None where this host cannot tell."""
-        return [card.free_gib for card in self._own_cards()] or None
+        return [gpu.free_gib for gpu in self._own_gpus()] or None
 
     def free_without(self, pid: int) -> float | None:
         """See `kvyield.tune.starting.Site`."""
         from kvyield.processes import family
 
-        found, own = self._own_cards(), family(pid)
-        held = [sum(one.used_gib or 0.0 for one in card.neighbours if one.pid in own) for card in found]
-        return min(card.free_gib + gib for card, gib in zip(found, held, strict=True)) if any(held) else None
+        found, own = self._own_gpus(), family(pid)
+        held = [sum(one.used_gib or 0.0 for one in gpu.processes if one.pid in own) for gpu in found]
+        return min(gpu.free_gib + gib for gpu, gib in zip(found, held, strict=True)) if any(held) else None
 
-    def _own_cards(self) -> Sequence[Card]:
+    def _own_gpus(self) -> Sequence[Gpu]:
         """The engine's GPUs; all of them where nothing tells which they are."""
-        cards = self._cards()
-        return [card for card in cards if (card.index, card.uuid) in self._gpus] or cards
+        gpus = self._visible_gpus()
+        return [gpu for gpu in gpus if (gpu.index, gpu.uuid) in self._engine_gpus] or gpus
 
-    def _cards(self) -> Sequence[Card]:
-        from kvyield.gpu import GpuError, cards
+    def _visible_gpus(self) -> Sequence[Gpu]:
+        from kvyield.gpu import GpuError, find_gpus
         from kvyield.verify import is_on_this_host
 
         if self.given.get("no_gpu") or not is_on_this_host(self.given["server"]):
             return []
         try:
-            return cards()
+            return find_gpus()
         except GpuError:
             return []
 
     def _note_gpus(self) -> None:
         from kvyield._engine_http import EngineError, open_engine
-        from kvyield.verify import engine_cards, find_server
+        from kvyield.verify import engine_gpus, find_server
 
-        cards = self._cards()
-        if not cards:
+        gpus = self._visible_gpus()
+        if not gpus:
             return
         try:
             with open_engine(self.given["server"], self.given["server_key"]) as http:
                 server = find_server(http, self.given["served_model"])
         except EngineError:
             return
-        self._gpus = [(card.index, card.uuid) for card in engine_cards(cards, server)]
+        self._engine_gpus = [(gpu.index, gpu.uuid) for gpu in engine_gpus(gpus, server)]
 
     def _get(self, path: str) -> tuple[int, bytes]:
         from kvyield._engine_http import open_engine

@@ -23,7 +23,7 @@ from kvyield.cli._tables import gib, table, tokens
 if TYPE_CHECKING:
     from kvyield import _wire
     from kvyield._client import Client
-    from kvyield.gpu import Card, FreeReader
+    from kvyield.gpu import FreeReader, Gpu
     from kvyield.verify import OnResult, Order, Progress, Report, Server
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -100,7 +100,7 @@ class Session:
         self._last_words = last_words
         self._stack = contextlib.ExitStack()
         self.server: Server | None = None
-        self.gpus: Sequence[Card] = ()
+        self.gpus: Sequence[Gpu] = ()
         self.refusal: str | None = None
 
     def __enter__(self) -> Session:
@@ -141,15 +141,15 @@ class Session:
 
     def _find_memory(self) -> None:
         """The server's GPUs. Without any, or with the server on another host, nothing is sampled, and that is said."""
-        from kvyield.gpu import cards, open_reader
-        from kvyield.verify import engine_cards, is_on_this_host
+        from kvyield.gpu import find_gpus, open_reader
+        from kvyield.verify import engine_gpus, is_on_this_host
 
         if self._reader is not None or self._given.get("no_gpu"):
             return
         try:
             if not is_on_this_host(self._given["server"]):
                 raise KvyieldError("the server is on another host; run this there")
-            self.gpus = engine_cards(cards(), self.server)
+            self.gpus = engine_gpus(find_gpus(), self.server)
             self._reader = self._stack.enter_context(open_reader(self.gpus))
         except KvyieldError as error:
             say(f"kvyield: GPU memory is not sampled: {error}")

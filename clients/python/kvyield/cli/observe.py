@@ -93,11 +93,11 @@ def read_log(given: Mapping[str, Any], settings: Settings) -> Reading:
 
 def facts_of_host(configured: Mapping[str, Sourced], *, is_local: bool, with_gpus: bool) -> dict[str, Sourced]:
     """What this host tells of itself: nothing when the engine is elsewhere, its name at least when it is here."""
-    from kvyield.intake import card_facts, host_facts
+    from kvyield.intake import gpu_facts, host_facts
 
     if not is_local:
         return {}
-    return card_facts(configured)[0] if with_gpus else host_facts(configured)
+    return gpu_facts(configured)[0] if with_gpus else host_facts(configured)
 
 
 def running_engine(given: Mapping[str, Any]) -> Running:

@@ -141,7 +141,7 @@ def watch_of(given: Mapping[str, Any], settings: Settings) -> Watch:
         engine=given["engine"] or settings.facts.get("engine"),
         is_local=source.is_local,
         zone=given.get("timezone"),
-        card_now=facts,
+        detect=facts,
     )
 
 

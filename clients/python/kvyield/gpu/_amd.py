@@ -8,14 +8,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvyield._unified import shares_host_memory
-from kvyield.gpu._card import GIB, MIB, Card, GpuError, Neighbour
+from kvyield.gpu._gpu import GIB, MIB, Gpu, GpuError, GpuProcess
 from kvyield.gpu._tools import RunTool, run_tool
 
 _BYTES_PER_UNIT = {"B": 1, "KB": 1024, "MB": MIB, "GB": GIB}
 """``amd-smi`` divides by 1024 and prints "MB"."""
 
 
-def amd_smi_cards(run: RunTool = run_tool) -> list[Card]:
+def amd_smi_gpus(run: RunTool = run_tool) -> list[Gpu]:
     """All AMD GPUs by ``amd-smi``. Raises GpuError when it cannot be run or understood."""
     static = _rows(run(["amd-smi", "static", "--asic", "--bus", "--vram", "--json"]))
     memory = {row.get("gpu"): row for row in _rows(run(["amd-smi", "metric", "--mem-usage", "--json"]))}
@@ -24,16 +24,16 @@ def amd_smi_cards(run: RunTool = run_tool) -> list[Card]:
     found = []
     for row in static:
         index = int(row["gpu"])
-        found.append(_amd_card(row, memory.get(index, {}), listed.get(index, {}), processes.get(index, ())))
+        found.append(_amd_gpu(row, memory.get(index, {}), listed.get(index, {}), processes.get(index, ())))
     return found
 
 
-def rocm_smi_cards(run: RunTool = run_tool) -> list[Card]:
+def rocm_smi_gpus(run: RunTool = run_tool) -> list[Gpu]:
     """All AMD GPUs by ``rocm-smi``. Raises GpuError when it cannot be run or understood."""
     command = ["rocm-smi", "--showproductname", "--showmeminfo", "vram", "gtt", "--showuniqueid", "--showbus", "--json"]
     table = _json(run(command), "rocm-smi")
     rows = sorted((int(key[4:]), row) for key, row in table.items() if re.fullmatch(r"card\d+", key))
-    return [_rocm_card(index, {name.lower(): value for name, value in row.items()}) for index, row in rows]
+    return [_rocm_gpu(index, {name.lower(): value for name, value in row.items()}) for index, row in rows]
 
 
 def _rows(text: str) -> list[dict[str, Any]]:
@@ -50,9 +50,9 @@ def _json(text: str, tool: str) -> Any:
         raise GpuError(f"{tool}: its JSON cannot be read: {error}") from error
 
 
-def _amd_card(
-    row: Mapping[str, Any], metric: Mapping[str, Any], listed: Mapping[str, Any], neighbours: tuple[Neighbour, ...]
-) -> Card:
+def _amd_gpu(
+    row: Mapping[str, Any], metric: Mapping[str, Any], listed: Mapping[str, Any], processes: tuple[GpuProcess, ...]
+) -> Gpu:
     name = str(row.get("asic", {}).get("market_name") or "AMD GPU")
     shared = shares_host_memory(f"{name} {row.get('asic', {}).get('target_graphics_version', '')}")
     usage = metric.get("mem_usage", {})
@@ -60,27 +60,27 @@ def _amd_card(
         (_bytes(usage.get("total_vram")) or _bytes(row.get("vram", {}).get("size")), _bytes(usage.get("used_vram"))),
         (_bytes(usage.get("total_gtt")), _bytes(usage.get("used_gtt"))) if shared else (0, 0),
     )
-    return Card(
+    return Gpu(
         index=int(row["gpu"]),
         name=name,
         memory_gib=total / GIB,
         free_gib=(total - used) / GIB,
         unified_memory=shared,
         uuid=listed.get("uuid"),
-        neighbours=neighbours,
+        processes=processes,
         tool="amd-smi",
         bus_id=listed.get("bdf") or row.get("bus", {}).get("bdf"),
     )
 
 
-def _rocm_card(index: int, row: Mapping[str, str]) -> Card:
+def _rocm_gpu(index: int, row: Mapping[str, str]) -> Gpu:
     name = row.get("card series") or row.get("device name") or row.get("card model") or "AMD GPU"
     shared = shares_host_memory(f"{name} {row.get('gfx version', '')}")
     total, used = _larger(
         (_count(row, "vram total memory (b)"), _count(row, "vram total used memory (b)")),
         (_count(row, "gtt total memory (b)"), _count(row, "gtt total used memory (b)")) if shared else (0, 0),
     )
-    return Card(
+    return Gpu(
         index=index,
         name=name,
         memory_gib=total / GIB,
@@ -118,17 +118,17 @@ def _number(value: object) -> float:
         return 0.0
 
 
-def _processes(run: RunTool) -> dict[int, tuple[Neighbour, ...]]:
+def _processes(run: RunTool) -> dict[int, tuple[GpuProcess, ...]]:
     try:
         rows = _rows(run(["amd-smi", "process", "--json"]))
     except GpuError:
         return {}
-    return {int(row["gpu"]): tuple(_neighbours(row)) for row in rows}
+    return {int(row["gpu"]): tuple(_processes_of(row)) for row in rows}
 
 
-def _neighbours(row: Mapping[str, Any]) -> Iterator[Neighbour]:
+def _processes_of(row: Mapping[str, Any]) -> Iterator[GpuProcess]:
     for entry in row.get("process_list") or []:
         info = entry.get("process_info") if isinstance(entry, Mapping) else None
         if isinstance(info, Mapping) and str(info.get("pid", "")).isdigit():
             used = _bytes(info.get("mem_usage") or info.get("mem")) / GIB
-            yield Neighbour(int(info["pid"]), str(info.get("name") or "") or None, used)
+            yield GpuProcess(int(info["pid"]), str(info.get("name") or "") or None, used)

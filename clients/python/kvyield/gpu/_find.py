@@ -6,23 +6,23 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from kvyield.gpu._amd import amd_smi_cards, rocm_smi_cards
-from kvyield.gpu._ascend import npu_smi_cards
-from kvyield.gpu._card import Card, GpuError, Tool
-from kvyield.gpu._intel import xpu_smi_cards
-from kvyield.gpu._nvidia_smi import nvidia_smi_cards
-from kvyield.gpu._nvml import nvml_cards
+from kvyield.gpu._amd import amd_smi_gpus, rocm_smi_gpus
+from kvyield.gpu._ascend import npu_smi_gpus
+from kvyield.gpu._gpu import Gpu, GpuError, Tool
+from kvyield.gpu._intel import xpu_smi_gpus
+from kvyield.gpu._nvidia_smi import nvidia_smi_gpus
+from kvyield.gpu._nvml import nvml_gpus
 from kvyield.gpu._visible import visible
 
-Finder = Callable[[], list[Card]]
+Finder = Callable[[], list[Gpu]]
 
 FINDER_OF: Mapping[Tool, Finder] = {
-    "nvml": nvml_cards,
-    "nvidia-smi": nvidia_smi_cards,
-    "amd-smi": amd_smi_cards,
-    "rocm-smi": rocm_smi_cards,
-    "npu-smi": npu_smi_cards,
-    "xpu-smi": xpu_smi_cards,
+    "nvml": nvml_gpus,
+    "nvidia-smi": nvidia_smi_gpus,
+    "amd-smi": amd_smi_gpus,
+    "rocm-smi": rocm_smi_gpus,
+    "npu-smi": npu_smi_gpus,
+    "xpu-smi": xpu_smi_gpus,
 }
 FINDERS: Sequence[Finder] = tuple(FINDER_OF.values())
 
@@ -33,27 +33,27 @@ _ADVICE = (
 )
 
 
-def cards(
+def find_gpus(
     *,
     environ: Mapping[str, str] | None = None,
     finders: Sequence[Finder] = FINDERS,
     except_pids: frozenset[int] = frozenset(),
-) -> list[Card]:
+) -> list[Gpu]:
     """The GPUs that this environment sees, with free memory now and the processes on them.
 
     NVML is asked first, then ``nvidia-smi``, ``amd-smi``, ``rocm-smi``, ``npu-smi``
     and ``xpu-smi``. Processes in ``except_pids`` (the engine's
-    own) are left out of the neighbours. Raises GpuError, which says what to do, when there is no GPU.
+    own) are left out of ``processes``. Raises GpuError, which says what to do, when there is no GPU.
     """
     found = _first(finders)
     seen = visible(found, os.environ if environ is None else environ)
     return [
-        replace(card, neighbours=tuple(n for n in card.neighbours if n.pid not in except_pids | {os.getpid()}))
-        for card in seen
+        replace(gpu, processes=tuple(n for n in gpu.processes if n.pid not in except_pids | {os.getpid()}))
+        for gpu in seen
     ]
 
 
-def _first(finders: Sequence[Finder]) -> list[Card]:
+def _first(finders: Sequence[Finder]) -> list[Gpu]:
     reasons: list[str] = []
     for finder in finders:
         try:
@@ -63,5 +63,5 @@ def _first(finders: Sequence[Finder]) -> list[Card]:
             continue
         if found:
             return found
-        reasons.append(f"{finder.__name__.removesuffix('_cards').replace('_', '-')} lists no GPU")
+        reasons.append(f"{finder.__name__.removesuffix('_gpus').replace('_', '-')} lists no GPU")
     raise GpuError(f"no GPU was found ({'; '.join(reasons)}). {_ADVICE}")

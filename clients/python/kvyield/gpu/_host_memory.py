@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvyield.gpu._card import GIB, GpuError
+from kvyield.gpu._gpu import GIB, GpuError
 
 MEMINFO = Path("/proc/meminfo")
 

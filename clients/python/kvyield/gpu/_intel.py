@@ -7,21 +7,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from kvyield._unified import shares_host_memory
-from kvyield.gpu._card import GIB, MIB, Card, GpuError
+from kvyield.gpu._gpu import GIB, MIB, Gpu, GpuError
 from kvyield.gpu._tools import RunTool, run_tool
 
 MEMORY_USED = "XPUM_STATS_MEMORY_USED"
 
 
-def xpu_smi_cards(run: RunTool = run_tool) -> list[Card]:
+def xpu_smi_gpus(run: RunTool = run_tool) -> list[Gpu]:
     """All Intel GPUs by ``xpu-smi``. Raises GpuError when it cannot be run or understood."""
     listed = _table(run(["xpu-smi", "discovery", "-j"])).get("device_list")
     devices = [row for row in listed if isinstance(row, dict)] if isinstance(listed, list) else []
     gpus = [row for row in devices if row.get("device_type", "GPU") == "GPU" and isinstance(row.get("device_id"), int)]
-    return [_card(row, run) for row in gpus]
+    return [_gpu(row, run) for row in gpus]
 
 
-def _card(row: Mapping[str, Any], run: RunTool) -> Card:
+def _gpu(row: Mapping[str, Any], run: RunTool) -> Gpu:
     number = int(row["device_id"])
     details = _table(run(["xpu-smi", "discovery", "-d", str(number), "-j"]))
     total = _count(details.get("memory_physical_size_byte"))
@@ -32,7 +32,7 @@ def _card(row: Mapping[str, Any], run: RunTool) -> Card:
     if free is None:
         raise GpuError(f"xpu-smi: GPU {number} shows neither {MEMORY_USED} nor memory_free_size_byte")
     name = str(row.get("device_name") or details.get("device_name") or "Intel GPU")
-    return Card(
+    return Gpu(
         index=number,
         name=name,
         memory_gib=total / GIB,

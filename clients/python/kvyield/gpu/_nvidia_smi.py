@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from xml.etree import ElementTree
 
 from kvyield._unified import shares_host_memory
-from kvyield.gpu._card import GIB, MIB, Card, GpuError, Neighbour
+from kvyield.gpu._gpu import GIB, MIB, Gpu, GpuError, GpuProcess
 from kvyield.gpu._host_memory import host_memory_gib
 from kvyield.gpu._tools import RunTool, run_tool
 
 _MIG_LINE = re.compile(r"^\s+MIG\s+(\S+)\s+Device\s+\d+:\s+\(UUID:\s*([^)]+)\)", re.MULTILINE)
 
 
-def nvidia_smi_cards(run: RunTool = run_tool) -> list[Card]:
+def nvidia_smi_gpus(run: RunTool = run_tool) -> list[Gpu]:
     """All NVIDIA GPUs by ``nvidia-smi -q -x``. Raises GpuError when it cannot be run or understood."""
     text = run(["nvidia-smi", "-q", "-x"])
     try:
@@ -24,24 +24,24 @@ def nvidia_smi_cards(run: RunTool = run_tool) -> list[Card]:
     gpus = root.findall("gpu")
     split = any(gpu.find("mig_devices/mig_device") is not None for gpu in gpus)
     profiles = iter(_MIG_LINE.findall(run(["nvidia-smi", "-L"])) if split else [])
-    return [card for index, gpu in enumerate(gpus) for card in _cards(index, gpu, profiles)]
+    return [found for index, gpu in enumerate(gpus) for found in _gpus_of(index, gpu, profiles)]
 
 
-def _cards(index: int, gpu: ElementTree.Element, profiles: Iterator[tuple[str, str]]) -> list[Card]:
+def _gpus_of(index: int, gpu: ElementTree.Element, profiles: Iterator[tuple[str, str]]) -> list[Gpu]:
     devices = gpu.findall("mig_devices/mig_device")
     if not devices:
-        return [_card(index, gpu, gpu, None, None)]
-    return [_card(index, gpu, device, *next(profiles, (None, None))) for device in devices]
+        return [_gpu_of(index, gpu, gpu, None, None)]
+    return [_gpu_of(index, gpu, device, *next(profiles, (None, None))) for device in devices]
 
 
-def _card(
+def _gpu_of(
     index: int, gpu: ElementTree.Element, device: ElementTree.Element, profile: str | None, uuid: str | None
-) -> Card:
+) -> Gpu:
     name = gpu.findtext("product_name", "").strip()
     total, free, reserved = (_mib(device, field) for field in ("total", "free", "reserved"))
     unreadable = total is None or free is None
     memory = host_memory_gib() if total is None or free is None else (total * MIB / GIB, free * MIB / GIB)
-    return Card(
+    return Gpu(
         index=index,
         name=f"{name} MIG {profile}" if profile else name,
         memory_gib=memory[0],
@@ -49,7 +49,7 @@ def _card(
         unified_memory=unreadable or shares_host_memory(name),
         mig=profile,
         uuid=uuid or gpu.findtext("uuid"),
-        neighbours=_neighbours(gpu),
+        processes=_processes(gpu),
         tool="nvidia-smi",
         usable_gib=None if total is None or reserved is None else (total - reserved) * MIB / GIB,
     )
@@ -60,12 +60,12 @@ def _mib(device: ElementTree.Element, field: str) -> float | None:
     return float(found.group(1)) if found else None
 
 
-def _neighbours(gpu: ElementTree.Element) -> tuple[Neighbour, ...]:
+def _processes(gpu: ElementTree.Element) -> tuple[GpuProcess, ...]:
     found = []
     for process in gpu.findall("processes/process_info"):
         held = re.match(r"\s*(\d+) MiB", process.findtext("used_memory", ""))
         pid = process.findtext("pid", "")
         if pid.isdigit():
             used = float(held.group(1)) * MIB / GIB if held else None
-            found.append(Neighbour(int(pid), process.findtext("process_name"), used))
+            found.append(GpuProcess(int(pid), process.findtext("process_name"), used))
     return tuple(found)

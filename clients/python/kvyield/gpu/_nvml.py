@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvyield._unified import shares_host_memory
-from kvyield.gpu._card import GIB, Card, GpuError, Neighbour, mig_profile
+from kvyield.gpu._gpu import GIB, Gpu, GpuError, GpuProcess, mig_profile
 from kvyield.gpu._host_memory import host_memory_gib
 
 Nvml = Any
@@ -38,12 +38,12 @@ def nvml_session(nvml: Nvml) -> Iterator[None]:
             nvml.nvmlShutdown()
 
 
-def nvml_cards(nvml: Nvml | None = None) -> list[Card]:
+def nvml_gpus(nvml: Nvml | None = None) -> list[Gpu]:
     """All NVIDIA GPUs, MIG devices in place of the GPUs that are split. Raises GpuError when NVML cannot be asked."""
     nvml = load_nvml() if nvml is None else nvml
     with nvml_session(nvml):
         try:
-            return [_card(nvml, index, handle) for index, handle in nvml_handles(nvml)]
+            return [_gpu(nvml, index, handle) for index, handle in nvml_handles(nvml)]
         except nvml.NVMLError as error:
             raise GpuError(f"NVML: {error}") from error
 
@@ -52,8 +52,8 @@ def nvml_handles(nvml: Nvml) -> list[tuple[int, object]]:
     """Index and handle of every GPU; a GPU in MIG mode gives the handles of its MIG devices."""
     found: list[tuple[int, object]] = []
     for index in range(nvml.nvmlDeviceGetCount()):
-        card = nvml.nvmlDeviceGetHandleByIndex(index)
-        found += [(index, handle) for handle in _mig_handles(nvml, card) or [card]]
+        device = nvml.nvmlDeviceGetHandleByIndex(index)
+        found += [(index, handle) for handle in _mig_handles(nvml, device) or [device]]
     return found
 
 
@@ -62,24 +62,24 @@ def free_gib(nvml: Nvml, handle: object) -> float:
     return _memory_gib(nvml, handle)[1]
 
 
-def _mig_handles(nvml: Nvml, card: object) -> list[object]:
+def _mig_handles(nvml: Nvml, device: object) -> list[object]:
     try:
-        if nvml.nvmlDeviceGetMigMode(card)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+        if nvml.nvmlDeviceGetMigMode(device)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
             return []
-        count = nvml.nvmlDeviceGetMaxMigDeviceCount(card)
+        count = nvml.nvmlDeviceGetMaxMigDeviceCount(device)
     except nvml.NVMLError:
         return []
     handles = []
     for slot in range(count):
         with contextlib.suppress(nvml.NVMLError):
-            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, slot))
+            handles.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(device, slot))
     return handles
 
 
-def _card(nvml: Nvml, index: int, handle: object) -> Card:
+def _gpu(nvml: Nvml, index: int, handle: object) -> Gpu:
     name = _text(nvml.nvmlDeviceGetName(handle))
     total, free, from_host = _memory_gib(nvml, handle)
-    return Card(
+    return Gpu(
         index=index,
         name=name,
         memory_gib=total,
@@ -87,7 +87,7 @@ def _card(nvml: Nvml, index: int, handle: object) -> Card:
         unified_memory=from_host or shares_host_memory(name),
         mig=mig_profile(name),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        neighbours=_neighbours(nvml, handle),
+        processes=_processes(nvml, handle),
         usable_gib=None if from_host else _usable_gib(nvml, handle),
     )
 
@@ -119,14 +119,14 @@ def _memory_gib(nvml: Nvml, handle: object) -> tuple[float, float, bool]:
     return memory.total / GIB, memory.free / GIB, False
 
 
-def _neighbours(nvml: Nvml, handle: object) -> tuple[Neighbour, ...]:
+def _processes(nvml: Nvml, handle: object) -> tuple[GpuProcess, ...]:
     try:
-        processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        listed = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
     except nvml.NVMLError:
         return ()
-    used = {process.pid: process.usedGpuMemory for process in processes}
+    used = {process.pid: process.usedGpuMemory for process in listed}
     return tuple(
-        Neighbour(pid, process_name(pid), None if held is None else held / GIB) for pid, held in sorted(used.items())
+        GpuProcess(pid, process_name(pid), None if held is None else held / GIB) for pid, held in sorted(used.items())
     )
 
 

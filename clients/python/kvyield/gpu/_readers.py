@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from kvyield.gpu._card import GIB, Card, GpuError
 from kvyield.gpu._find import FINDER_OF
+from kvyield.gpu._gpu import GIB, Gpu, GpuError
 from kvyield.gpu._nvml import Nvml, free_gib, load_nvml, nvml_handles, nvml_session
 
 SYSFS = Path("/sys")
@@ -23,36 +23,36 @@ class FreeReader(Protocol):
 
 
 @contextlib.contextmanager
-def open_reader(cards: Sequence[Card], *, nvml: Nvml | None = None, sysfs: Path = SYSFS) -> Iterator[FreeReader]:
+def open_reader(gpus: Sequence[Gpu], *, nvml: Nvml | None = None, sysfs: Path = SYSFS) -> Iterator[FreeReader]:
     """The cheapest reader for these GPUs: NVML, sysfs for AMD, otherwise the vendor's tool at each reading."""
-    if not cards:
+    if not gpus:
         raise GpuError("there is no GPU to read")
-    tool = cards[0].tool
+    tool = gpus[0].tool
     if tool == "nvml":
         nvml = load_nvml() if nvml is None else nvml
         with nvml_session(nvml):
-            yield _NvmlReader(nvml, cards)
+            yield _NvmlReader(nvml, gpus)
         return
-    directories = [sysfs / "bus/pci/devices" / (card.bus_id or "-").lower() for card in cards]
+    directories = [sysfs / "bus/pci/devices" / (gpu.bus_id or "-").lower() for gpu in gpus]
     if all((directory / "mem_info_vram_total").exists() for directory in directories):
-        yield _SysfsReader(directories, gtt=[card.unified_memory for card in cards])
+        yield _SysfsReader(directories, gtt=[gpu.unified_memory for gpu in gpus])
     else:
-        yield _ToolReader(cards)
+        yield _ToolReader(gpus)
 
 
 class _NvmlReader:
-    def __init__(self, nvml: Nvml, cards: Sequence[Card]) -> None:
-        wanted = {card.uuid: position for position, card in enumerate(cards)}
+    def __init__(self, nvml: Nvml, gpus: Sequence[Gpu]) -> None:
+        wanted = {gpu.uuid: position for position, gpu in enumerate(gpus)}
         handles: dict[int, object] = {}
         for _, handle in nvml_handles(nvml):
             uuid = nvml.nvmlDeviceGetUUID(handle)
             position = wanted.get(uuid.decode() if isinstance(uuid, bytes) else uuid)
             if position is not None:
                 handles[position] = handle
-        if len(handles) != len(cards):
+        if len(handles) != len(gpus):
             raise GpuError("NVML no longer lists all the GPUs that it listed before")
         self._nvml = nvml
-        self._handles = [handles[position] for position in range(len(cards))]
+        self._handles = [handles[position] for position in range(len(gpus))]
 
     def read(self) -> Sequence[float]:
         """Free GiB of each GPU by NVML."""
@@ -83,13 +83,13 @@ def _sysfs_pool(stem: Path) -> tuple[float, float]:
 
 
 class _ToolReader:
-    def __init__(self, cards: Sequence[Card]) -> None:
-        self._find = FINDER_OF[cards[0].tool]
-        self._keys = [(card.index, card.uuid) for card in cards]
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self._find = FINDER_OF[gpus[0].tool]
+        self._keys = [(gpu.index, gpu.uuid) for gpu in gpus]
 
     def read(self) -> Sequence[float]:
         """Free GiB of each GPU by the vendor's tool: tenths of a second per reading."""
-        free = {(card.index, card.uuid): card.free_gib for card in self._find()}
+        free = {(gpu.index, gpu.uuid): gpu.free_gib for gpu in self._find()}
         try:
             return [free[key] for key in self._keys]
         except KeyError as error:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
-from kvyield.gpu._card import GpuError
+from kvyield.gpu._gpu import GpuError
 from kvyield.gpu._readers import FreeReader
 
 INTERVAL_SECONDS = 0.02

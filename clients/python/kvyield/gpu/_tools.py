@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 
-from kvyield.gpu._card import GpuError
+from kvyield.gpu._gpu import GpuError
 
 RunTool = Callable[[Sequence[str]], str]
 """Runs a command and returns what it printed; raises GpuError when it is missing, fails or hangs."""

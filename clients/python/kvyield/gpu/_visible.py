@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from kvyield.gpu._card import Card, GpuError, Tool
+from kvyield.gpu._gpu import Gpu, GpuError, Tool
 
 
-def visible(cards: Sequence[Card], environ: Mapping[str, str]) -> list[Card]:
+def visible(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> list[Gpu]:
     """The GPUs that the environment leaves visible, in its order. Raises GpuError when it hides all of them."""
-    left = list(cards)
-    for name in _variables(cards[0].tool if cards else "nvml", environ):
+    left = list(gpus)
+    for name in _variables(gpus[0].tool if gpus else "nvml", environ):
         if name in environ:
-            left = _chosen(left, environ[name], by_position=name != "CUDA_VISIBLE_DEVICES" or not _is_nvidia(cards))
-            if cards and not left:
+            left = _chosen(left, environ[name], by_position=name != "CUDA_VISIBLE_DEVICES" or not _is_nvidia(gpus))
+            if gpus and not left:
                 raise GpuError(
-                    f"{name}={environ[name]!r} hides all {len(cards)} GPUs: unset it for kvyield, or give it the "
+                    f"{name}={environ[name]!r} hides all {len(gpus)} GPUs: unset it for kvyield, or give it the "
                     "value that the engine has"
                 )
     return left
 
 
-def _is_nvidia(cards: Sequence[Card]) -> bool:
-    return bool(cards) and cards[0].tool in ("nvml", "nvidia-smi")
+def _is_nvidia(gpus: Sequence[Gpu]) -> bool:
+    return bool(gpus) and gpus[0].tool in ("nvml", "nvidia-smi")
 
 
 def _variables(tool: Tool, environ: Mapping[str, str]) -> Sequence[str]:
@@ -38,28 +38,28 @@ def _variables(tool: Tool, environ: Mapping[str, str]) -> Sequence[str]:
     return ("ASCEND_RT_VISIBLE_DEVICES",) if tool == "npu-smi" else ("ZE_AFFINITY_MASK",)
 
 
-def _chosen(cards: Sequence[Card], value: str, *, by_position: bool) -> list[Card]:
+def _chosen(gpus: Sequence[Gpu], value: str, *, by_position: bool) -> list[Gpu]:
     """CUDA's own rule: entries count up to the first that names no GPU; a GPU named twice counts once.
 
     Level Zero's mask may name a tile of a GPU ("0.1"); its memory is told per GPU.
     """
-    chosen: list[Card] = []
+    chosen: list[Gpu] = []
     for entry in value.split(","):
         number, dot, tile = entry.strip().partition(".")
         plain = number if dot and tile.isdigit() else entry.strip()
-        card = _named(cards, plain, by_position=by_position)
-        if card is None:
+        gpu = _named(gpus, plain, by_position=by_position)
+        if gpu is None:
             break
-        if card not in chosen:
-            chosen.append(card)
+        if gpu not in chosen:
+            chosen.append(gpu)
     return chosen
 
 
-def _named(cards: Sequence[Card], entry: str, *, by_position: bool) -> Card | None:
+def _named(gpus: Sequence[Gpu], entry: str, *, by_position: bool) -> Gpu | None:
     if entry.isdigit():
-        numbered: Iterable[tuple[int, Card]] = enumerate(cards) if by_position else ((c.index, c) for c in cards)
-        return next((card for number, card in numbered if number == int(entry)), None)
-    matches = [card for card in cards if entry and card.uuid and _same_uuid(card.uuid, entry)]
+        numbered: Iterable[tuple[int, Gpu]] = enumerate(gpus) if by_position else ((c.index, c) for c in gpus)
+        return next((gpu for number, gpu in numbered if number == int(entry)), None)
+    matches = [gpu for gpu in gpus if entry and gpu.uuid and _same_uuid(gpu.uuid, entry)]
     return matches[0] if len(matches) == 1 else None
 
 

@@ -1,6 +1,6 @@
 """Verification: a long prompt sent to a running engine, its answer checked and GPU memory sampled meanwhile."""
 
-from kvyield.verify._cards import engine_cards, is_on_this_host
+from kvyield.verify._gpus import engine_gpus, is_on_this_host
 from kvyield.verify._order import OnResult, Order, Progress, Report
 from kvyield.verify._result import Verified
 from kvyield.verify._run import verify
@@ -13,7 +13,7 @@ __all__ = [
     "Report",
     "Server",
     "Verified",
-    "engine_cards",
+    "engine_gpus",
     "find_server",
     "is_on_this_host",
     "verify",

@@ -520,12 +520,12 @@ class PoolLine:
         """Return the slope over what the whole GPU would give at the known price of a token."""
         prior = self.knowledge.line
         known = prior.printed_cost or (prior.cost if self.knowledge.knows_cost else None)
-        card = usable_memory(self.setting.hardware)
-        if known is None or card is None or self.slope is None or not self.tells_slope or known.sd > 0.1:
+        usable = usable_memory(self.setting.hardware)
+        if known is None or usable is None or self.slope is None or not self.tells_slope or known.sd > 0.1:
             return None
         low, _, _ = self.slope.quantiles(0, (0.05, 0.5, 0.95))
         doubt = 2.0 * known.sd if keeps_states(self.setting.model) else 0.0
-        return low * exp(known.mean) / GIB / card.gib / (1.0 + doubt)
+        return low * exp(known.mean) / GIB / usable.gib / (1.0 + doubt)
 
 
 def longest_request(setting: Setting, flags: Flags) -> int:

@@ -262,8 +262,8 @@ def _agreed(
     if knowledge.line.boot_gib:
         tolerance = tolerance + knowledge.line.boot_gib * GIB / exp(price.mean)
     expected = base.mean * GIB / exp(price.mean) if knowledge.knows_base and price.sd < 0.1 else None
-    card = usable_memory(setting.hardware)
-    steepest = card.gib * GIB / exp(price.mean) * (1.0 + 3.0 * price.sd) if card and price.sd < 0.2 else None
+    usable = usable_memory(setting.hardware)
+    steepest = usable.gib * GIB / exp(price.mean) * (1.0 + 3.0 * price.sd) if usable and price.sd < 0.2 else None
     agreed = find_consensus(points.x[judged], y[judged], tolerance[judged], expected, steepest)
     if judged.all():
         return agreed

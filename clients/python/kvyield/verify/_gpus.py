@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from kvyield.gpu import Card
+from kvyield.gpu import Gpu
 from kvyield.verify._server import Server
 
 
@@ -32,8 +32,8 @@ def _is_own(family: int, address: tuple[object, ...]) -> bool:
     return True
 
 
-def engine_cards(cards: Sequence[Card], server: Server | None) -> list[Card]:
+def engine_gpus(gpus: Sequence[Gpu], server: Server | None) -> list[Gpu]:
     """The GPUs that the server says it uses, by device number; all of them where it does not say."""
-    if server is None or server.gpus is None or max(server.gpus) >= len(cards):
-        return list(cards)
-    return [cards[number] for number in server.gpus]
+    if server is None or server.gpus is None or max(server.gpus) >= len(gpus):
+        return list(gpus)
+    return [gpus[number] for number in server.gpus]

@@ -20,7 +20,7 @@ class GpuError(KvyieldError):
 
 
 @dataclass(frozen=True)
-class Neighbour:
+class GpuProcess:
     """A process that holds memory on a GPU. ``used_gib`` is None where the driver does not say."""
 
     pid: int
@@ -29,7 +29,7 @@ class Neighbour:
 
 
 @dataclass(frozen=True)
-class Card:
+class Gpu:
     """One GPU, or one MIG device of a GPU, as its own tool reports it.
 
     ``memory_gib`` is the driver's total over 2^30 and ``free_gib`` its free memory at the moment of asking.
@@ -47,7 +47,7 @@ class Card:
     unified_memory: bool = False
     mig: str | None = None
     uuid: str | None = None
-    neighbours: tuple[Neighbour, ...] = ()
+    processes: tuple[GpuProcess, ...] = ()
     tool: Tool = "nvml"
     bus_id: str | None = None
     usable_gib: float | None = None
@@ -59,9 +59,9 @@ def mig_profile(name: str) -> str | None:
     return found.group(1) if found else None
 
 
-def hardware_name(cards: Sequence[Card]) -> str:
+def hardware_name(gpus: Sequence[Gpu]) -> str:
     """The one name of these GPUs, with its MIG profile. Raises GpuError when they are of several kinds."""
-    names = sorted({card.name for card in cards})
+    names = sorted({gpu.name for gpu in gpus})
     if len(names) != 1:
         kinds = ", ".join(names) or "none"
         raise GpuError(f"these GPUs are not of one kind ({kinds}): choose the engine's with CUDA_VISIBLE_DEVICES")
