@@ -8,7 +8,7 @@ from pathlib import Path
 from _samples_client import sample
 from kvyield import Client
 from kvyield._transfer import Limits
-from kvyield.delivery import keep
+from kvyield.delivery import spool_observations
 from kvyield.spool import Spool
 
 
@@ -34,7 +34,7 @@ def bring(spool: Spool, url: str, first: int) -> None:
     number = first
     with Client(url, limits=Limits(first_pause_seconds=0.01, total_seconds=5.0)) as client:
         while True:
-            [delivery] = keep([sample(number)], spool).send(client)
+            [delivery] = spool_observations([sample(number)], spool).send(client)
             assert delivery.result in ("stored", "known", "spooled"), delivery
             print(number, flush=True)
             number += 1

@@ -20,7 +20,7 @@ from kvyield._errors import ServiceFailedError
 from kvyield._ids import start_id
 from kvyield._replay import KEPT, SETTLED, UNSETTLED, post_start
 from kvyield._transfer import Limits
-from kvyield.delivery import Delivery, deliver_batch, keep, keep_verification
+from kvyield.delivery import Delivery, deliver_batch, spool_observations, spool_verification
 from kvyield.spool import Spool
 
 ONE, TWO = UUID(int=1), UUID(int=2)
@@ -54,7 +54,7 @@ def richer() -> Observation:
 
 
 def one_by_one(found: list[Observation], spool: Spool, client: Client) -> list[Delivery]:
-    return keep(found, spool).send(client)
+    return spool_observations(found, spool).send(client)
 
 
 @pytest.mark.parametrize("way", [one_by_one, deliver_batch])
@@ -187,7 +187,7 @@ def test_a_conflict_while_the_service_goes_away_waits(service: StandIn, spool: S
     service.faults += [lambda handler: handler._post(), faults.status(503)]
     assert [one.result for one in deliver_batch([richer()], spool, client)] == ["spooled"]
     assert spool.pending_count() == 1
-    assert [one.result for one in keep([richer()], spool).send(client)] == ["known"]
+    assert [one.result for one in spool_observations([richer()], spool).send(client)] == ["known"]
     assert spool.items() == []
 
 
@@ -201,10 +201,10 @@ def test_an_older_service_takes_verifications_as_it_knew_them(
     check = Verification(prompt_tokens=60_010, passed=True, answer=answer)
     service.faults.append(faults.body(body, code=422))
     start = changed(sample(), verifications=[check])
-    [stored] = keep([start], spool).send(client)
+    [stored] = spool_observations([start], spool).send(client)
     service.faults.append(faults.body(body, code=422))
     assert stored.stored_id is not None
-    [added] = keep_verification(stored.stored_id, check, spool).send(client)
+    [added] = spool_verification(stored.stored_id, check, spool).send(client)
     assert (stored.result, added.result, spool.items()) == ("stored", "stored", [])
     refusal = {"index": 0, "status": 422, "problem": json.loads(body)}
     service.faults += [faults.body(json.dumps({"items": [refusal]}).encode()), faults.body(body, code=422)]

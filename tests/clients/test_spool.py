@@ -23,7 +23,7 @@ from _stand_in_service import StandIn
 from kvyield import Client, KvyieldError, Observation, ServiceUnreachableError, SpoolError
 from kvyield._received import Receipt
 from kvyield._transfer import Limits
-from kvyield.delivery import deliver_batch, keep
+from kvyield.delivery import deliver_batch, spool_observations
 from kvyield.spool import Spool
 
 QUICK = Limits(retries=0, total_seconds=5.0)
@@ -230,9 +230,9 @@ def test_a_full_disk_still_sends(spool: Spool, service: StandIn) -> None:
     """With a spool that cannot be written the observation is sent directly; with both away it is reported lost."""
     spool.root.write_text("a file where the folder should be")
     with client_of(service) as client:
-        assert [one.result for one in keep([sample()], spool).send(client)] == ["stored"]
+        assert [one.result for one in spool_observations([sample()], spool).send(client)] == ["stored"]
         service.faults += [faults.cut] * 2
-        [lost] = keep([sample(1)], spool).send(client)
+        [lost] = spool_observations([sample(1)], spool).send(client)
     assert lost.result == "lost"
     assert "spool" in (lost.reason or "")
 
@@ -242,8 +242,8 @@ def test_delivery_tells_what_became_of_each(spool: Spool, service: StandIn) -> N
     spool.add(sample(9))
     mixed = [sample(0), sample(1, model="refused/model"), sample(2)]
     with client_of(service) as client:
-        assert [one.result for one in keep(mixed, spool).send(client)] == ["stored", "refused", "stored"]
-        assert [one.result for one in keep(mixed[:1], spool).send(client)] == ["known"]
+        assert [one.result for one in spool_observations(mixed, spool).send(client)] == ["stored", "refused", "stored"]
+        assert [one.result for one in spool_observations(mixed[:1], spool).send(client)] == ["known"]
     assert service.posts[0] == str(sample(9).id)
 
 

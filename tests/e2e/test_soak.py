@@ -19,7 +19,7 @@ from kvyield._disk import write_atomically
 from kvyield._transfer import Limits
 from kvyield.cli import main
 from kvyield.cli import spooling as command
-from kvyield.delivery import keep
+from kvyield.delivery import spool_observations
 from kvyield.spool import Spool
 
 DAY_SECONDS = 86_400.0
@@ -75,9 +75,9 @@ def test_a_full_disk_loses_nothing_that_was_promised(server: Server, small_disk:
     assert 0 < promised < 1000
     assert [item.observation for item in spool.items()] == [sample(number) for number in range(promised)]
     with Client(server.url) as client:
-        assert [one.result for one in keep([sample(5000)], spool).send(client)] == ["stored"]
+        assert [one.result for one in spool_observations([sample(5000)], spool).send(client)] == ["stored"]
         assert spool.items() == []
-        assert [one.result for one in keep([sample(5001)], spool).send(client)] == ["stored"]
+        assert [one.result for one in spool_observations([sample(5001)], spool).send(client)] == ["stored"]
         assert len(list(client.observations())) == promised + 2
 
 

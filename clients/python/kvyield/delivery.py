@@ -63,7 +63,7 @@ class Delivery:
 
 
 @dataclass
-class Kept:
+class Spooled:
     """What is on disk now, or could not be brought there; `send` is the next step."""
 
     spool: Spool
@@ -107,28 +107,28 @@ class Kept:
             return self.stopped(error)
 
 
-def keep(observations: Sequence[_wire.Observation], spool: Spool) -> Kept:
+def spool_observations(observations: Sequence[_wire.Observation], spool: Spool) -> Spooled:
     """Write observations to the disk, before anything that can fail for reasons outside the log."""
-    kept = Kept(spool)
+    spooled = Spooled(spool)
     for one in observations:
         named = msgspec.structs.replace(one, id=one.id or start_id(one))
         try:
-            kept.files.append(spool.add(named))
+            spooled.files.append(spool.add(named))
         except SpoolError as error:
-            kept.unspooled[key_of(named)] = str(error)
-        kept.items.append(named)
-    return kept
+            spooled.unspooled[key_of(named)] = str(error)
+        spooled.items.append(named)
+    return spooled
 
 
-def keep_verification(observation_id: UUID, verification: _wire.Verification, spool: Spool) -> Kept:
+def spool_verification(observation_id: UUID, verification: _wire.Verification, spool: Spool) -> Spooled:
     """Write a verification of a stored start to the disk."""
     addition = Addition(observation_id=observation_id, verification=verification)
-    kept = Kept(spool, [addition])
+    spooled = Spooled(spool, [addition])
     try:
-        kept.files.append(spool.add_verification(observation_id, verification))
+        spooled.files.append(spool.add_verification(observation_id, verification))
     except SpoolError as error:
-        kept.unspooled[key_of(addition)] = str(error)
-    return kept
+        spooled.unspooled[key_of(addition)] = str(error)
+    return spooled
 
 
 def deliver_batch(observations: Sequence[_wire.Observation], spool: Spool, client: Poster) -> list[Delivery]:
@@ -229,7 +229,7 @@ def _batch_fate(spool: Spool, client: Poster, one: _wire.Observation, item: _wir
     if isinstance(error, ServiceFailedError):
         return _spooled(spool, one, reason, error)
     if isinstance(error, InvalidError) and is_older(error, one.verifications):
-        return keep([one], spool).send(client)[0]
+        return spool_observations([one], spool).send(client)[0]
     return Delivery(one, "refused", reason, error=error)
 
 

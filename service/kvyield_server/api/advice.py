@@ -29,7 +29,7 @@ from kvyield_server.schemas.recommendations import (
     recommendation_faults,
     recommendation_out,
 )
-from kvyield_server.schemas.selectors import NamedIn, selector_fields, selector_kept
+from kvyield_server.schemas.selectors import NamedIn, selector_as_given, selector_fields
 from kvyield_server.storage.records import StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id, utc_now
@@ -37,7 +37,7 @@ from kvyield_server.usecases.audit import audited
 from kvyield_server.usecases.browse import require_own_pair, stored_recommendation
 from kvyield_server.usecases.deployments import Subject, subject_of
 from kvyield_server.usecases.predict import predict
-from kvyield_server.usecases.recommend import keep, recommend, rendered
+from kvyield_server.usecases.recommend import recommend, rendered, store
 from kvyield_server.usecases.select import Selector
 from kvyield_server.usecases.settle import settle_by, settlement_of
 
@@ -89,8 +89,8 @@ async def post_recommendation(
     subject, advice = await services.read(lambda uow: _advise(uow, services, data))
     services.metrics.recommendations.labels(advice.status.value).inc()
     now = utc_now()
-    kept = keep(subject, question_of(data), advice, new_id=new_id(), now=now)
-    job = audited(kept, "recommend", actor=actor_of(request), now=now, subject=lambda stored: stored.id)
+    job = store(subject, question_of(data), advice, new_id=new_id(), now=now)
+    job = audited(job, "recommend", actor=actor_of(request), now=now, subject=lambda stored: stored.id)
     out = recommendation_out(await services.write(job))
     return Response(out, status_code=201, headers={"Location": f"/recommendations/{out.id}"})
 
@@ -148,7 +148,7 @@ def _advise(uow: UnitOfWork, services: Services, asked: QuestionIn) -> tuple[Sub
 
 
 def _selector(asked: NamedIn) -> Selector:
-    return Selector(**selector_fields(asked), kept=selector_kept(asked))
+    return Selector(**selector_fields(asked), as_given=selector_as_given(asked))
 
 
 def _text(advice: Advice, form: RenderFormat) -> Response[str]:

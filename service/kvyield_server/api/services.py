@@ -16,7 +16,7 @@ from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.settings import Settings
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.fits import FitCache
-from kvyield_server.usecases.fleet import FleetKeeper
+from kvyield_server.usecases.fleet import FleetRefresher
 from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Services:
         self._lookers = ThreadPoolExecutor(2, "kvyield-look")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
         self.fits = FitCache(self._fitters)
-        self.fleet = FleetKeeper(storage, FitCache(self._fitters, size=1))
+        self.fleet = FleetRefresher(storage, FitCache(self._fitters, size=1))
 
     async def read(self, work: Callable[[UnitOfWork], T]) -> T:
         """Run work on a snapshot of the database, in a reader thread."""

@@ -18,11 +18,11 @@ from kvyield_server.pages.views.advice import FORMATS, advice_view
 from kvyield_server.pages.views.plot import LineView, overlay
 from kvyield_server.schemas.common import EstimateOut
 from kvyield_server.schemas.recommendations import QuestionIn, advice_out, question_of
-from kvyield_server.schemas.selectors import selector_fields, selector_kept
+from kvyield_server.schemas.selectors import selector_as_given, selector_fields
 from kvyield_server.storage.records import Pair, StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.deployments import Subject, subject_of
-from kvyield_server.usecases.recommend import keep, recommend, rendered
+from kvyield_server.usecases.recommend import recommend, rendered, store
 from kvyield_server.usecases.select import Selector
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def advised(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
     """Return what the advice's template shows: what runs now, the advice asked for, or the form's faults."""
     fits = services.fits.of_pair(uow, pair)
     form, fit = form_of(fits, pair, given), chosen_deployment(fits, given)
-    kept = [*form.values.items(), ("deployment", given.get("deployment", ""))]
-    values = {"asked": form.values, "faults": form.faults, "kept_question": kept}
+    fields = [*form.values.items(), ("deployment", given.get("deployment", ""))]
+    values = {"asked": form.values, "faults": form.faults, "question_fields": fields}
     nothing = {"advice": None, "running": None, "overlay": None, "numbers": ()}
     if form.question is None or fit is None:
         return {**values, **nothing}
@@ -83,13 +83,13 @@ def _verified_headroom(
     longest, fraction = fit.summary.basis.verified_prompt_tokens, running_fraction(fit)
     if not longest or not isinstance(fraction, int | float):
         return None
-    selector = Selector(**selector_fields(asked), kept=selector_kept(asked))
+    selector = Selector(**selector_fields(asked), as_given=selector_as_given(asked))
     question = _held(Question(target_tokens=longest), fit, fraction)
     advice = recommend(subject_of(uow, services.fits, selector), question, services.answers)
     return advice_out(advice, None).prediction.headroom_gib
 
 
-def keep_advice(
+def store_advice(
     uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str, str], *, new_id: UUID, now: datetime
 ) -> Callable[[UnitOfWork], StoredRecommendation]:
     """Return the job that stores the advice of a form.
@@ -101,7 +101,7 @@ def keep_advice(
     if form.question is None:
         raise InvalidError([(f"/{name}", detail) for name, detail in form.faults.items()])
     answer = answer_of(uow, services, form.question)
-    return keep(answer.subject, answer.question, answer.advice, new_id=new_id, now=now)
+    return store(answer.subject, answer.question, answer.advice, new_id=new_id, now=now)
 
 
 def form_of(fits: PairFit, pair: Pair, given: Mapping[str, str]) -> Asked:
@@ -121,7 +121,7 @@ def chosen_deployment(fits: PairFit, given: Mapping[str, str]) -> DeploymentFit 
 
 def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> Answer:
     """Return the answer to a question, with the deployment that it is about."""
-    selector = Selector(**selector_fields(asked), kept=selector_kept(asked))
+    selector = Selector(**selector_fields(asked), as_given=selector_as_given(asked))
     subject, question = subject_of(uow, services.fits, selector), question_of(asked)
     advice = recommend(subject, question, services.answers)
     return Answer(subject, question, advice, subject.deployment(advice.flags))

@@ -13,7 +13,7 @@ from uuid6 import uuid7
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
-from kvyield_server.pages.advising import advised, chosen_deployment, keep_advice
+from kvyield_server.pages.advising import advised, chosen_deployment, store_advice
 from kvyield_server.pages.asking import CONFIDENCES, FIELDS, PREFERENCES
 from kvyield_server.pages.history import FILTERS, history_values
 from kvyield_server.pages.pairs_page import row_of
@@ -59,12 +59,12 @@ async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) 
 
 
 @post("/ui/pairs/{pair_id:uuid}/advice", guards=[LOOKS])
-async def keep_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[Any]:
+async def store_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[Any]:
     """Keep the advice in the log, so that the start that follows can be compared with it."""
     services = services_of(request)
     given = {name: str(value) for name, value in (await request.form()).multi_items()}
     job = await services.read(
-        lambda uow: keep_advice(uow, services, stored_pair(uow, pair_id), given, new_id=uuid7(), now=utc_now())
+        lambda uow: store_advice(uow, services, stored_pair(uow, pair_id), given, new_id=uuid7(), now=utc_now())
     )
     stored = await services.write(job)
     return Response("", status_code=303, headers={"Location": f"/ui/advice#{stored.id}"}, media_type=MediaType.HTML)

@@ -29,7 +29,7 @@ HANDLERS = (
     pairs_page.show_pairs,
     pair_page.show_pair,
     pair_page.show_advice,
-    pair_page.keep_in_log,
+    pair_page.store_in_log,
     pair_page.show_history,
     pair_page.show_comparison,
     observation_page.show_observation,

@@ -14,8 +14,8 @@ import msgspec
 from kvyield_server.schemas.common import as_utc
 from kvyield_server.schemas.observations import (
     ExportedIn,
-    Kept,
     MeasurementsIn,
+    Stored,
     content_digest,
     from_domain,
     observation_faults,
@@ -35,9 +35,9 @@ COLUMNS = (
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def ndjson(observations: Iterable[Kept]) -> bytes:
+def ndjson(observations: Iterable[Stored]) -> bytes:
     """Return one JSON object a line."""
-    return b"".join(msgspec.json.encode(from_domain(kept)) + b"\n" for kept in observations)
+    return b"".join(msgspec.json.encode(from_domain(stored)) + b"\n" for stored in observations)
 
 
 class ReadLine(NamedTuple):
@@ -47,9 +47,9 @@ class ReadLine(NamedTuple):
     archive: dict[str, Any]
 
 
-def archive_line(kept: Kept | None, archive: Any) -> bytes:
+def archive_line(stored: Stored | None, archive: Any) -> bytes:
     """Return a line that holds a start and what belongs to it."""
-    start = {} if kept is None else msgspec.to_builtins(from_domain(kept))
+    start = {} if stored is None else msgspec.to_builtins(from_domain(stored))
     return msgspec.json.encode({**start, "archive": archive}) + b"\n"
 
 
@@ -90,15 +90,15 @@ def csv_head() -> bytes:
     return _line(COLUMNS)
 
 
-def csv_lines(observations: Iterable[Kept]) -> bytes:
+def csv_lines(observations: Iterable[Stored]) -> bytes:
     """Return one line per observation; a text that a spreadsheet would run as a formula gets a leading quote."""
     return b"".join(_line(_safe(row[name]) for name in COLUMNS) for row in map(table_row, observations))
 
 
-def table_row(kept: Kept) -> dict[str, Any]:
+def table_row(stored: Stored) -> dict[str, Any]:
     """Return an observation as one flat row, with more than the columns; nested parts are JSON text."""
-    start = kept.observation
-    wire = msgspec.to_builtins(from_domain(kept))
+    start = stored.observation
+    wire = msgspec.to_builtins(from_domain(stored))
     hardware, engine, failure = wire["hardware"], wire["engine"], wire["failure"] or {}
     passed = [item.prompt_tokens for item in start.verifications if item.passed]
     return {

@@ -377,7 +377,7 @@ class ObservationOut(Struct, frozen=True, kw_only=True):
     history: list[HistoryEntryOut]
 
 
-class Kept(Protocol):
+class Stored(Protocol):
     """An observation as a store hands it out."""
 
     @property
@@ -483,7 +483,7 @@ def verification_to_domain(body: VerificationIn) -> Verification:
     return msgspec.convert(body, Verification, from_attributes=True)
 
 
-def from_domain(stored: Kept) -> ObservationOut:
+def from_domain(stored: Stored) -> ObservationOut:
     """Return a stored observation in its wire form."""
     start = stored.observation
     return ObservationOut(

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from msgspec.inspect import FloatType, IntType, UnionType, type_info
 
 from kvyield_server.schemas.exports import COLUMNS, table_row
-from kvyield_server.schemas.observations import Kept, MeasurementsIn
+from kvyield_server.schemas.observations import MeasurementsIn, Stored
 
 _INSTANTS = ("observed_at", "received_at", "retracted_at")
 _TYPES = {
@@ -30,9 +30,9 @@ class ParquetTable:
         self._schema = pa.schema([(name, _type_of(name)) for name in COLUMNS])
         self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd")
 
-    def rows(self, observations: Iterable[Kept]) -> bytes:
+    def rows(self, observations: Iterable[Stored]) -> bytes:
         """Write observations as a group of rows; return what the file gained."""
-        rows = [_typed(kept) for kept in observations]
+        rows = [_typed(stored) for stored in observations]
         if rows:
             self._writer.write_table(pa.Table.from_pylist(rows, schema=self._schema))
         return self._sink.taken()
@@ -98,7 +98,7 @@ def _measured_types() -> dict[str, pa.DataType]:
 _MEASURED = _measured_types()
 
 
-def _typed(kept: Kept) -> dict[str, Any]:
-    row = table_row(kept)
+def _typed(stored: Stored) -> dict[str, Any]:
+    row = table_row(stored)
     moments = {name: row[name] and datetime.fromisoformat(row[name]) for name in _INSTANTS}
     return {name: row[name] for name in COLUMNS} | moments

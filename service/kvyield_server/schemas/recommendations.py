@@ -274,7 +274,7 @@ class SettlementIn(Struct, forbid_unknown_fields=True, kw_only=True):
     observation_id: UUID
 
 
-class KeptRecommendation(Protocol):
+class Stored(Protocol):
     """A recommendation as a store hands it out."""
 
     @property
@@ -318,16 +318,16 @@ def advice_out(advice: Advice, pair_id: UUID | None) -> AdviceOut:
     return AdviceOut(**_fields(advice), pair_id=pair_id)
 
 
-def recommendation_out(kept: KeptRecommendation, settlement: str | None = None) -> RecommendationOut:
+def recommendation_out(stored: Stored, settlement: str | None = None) -> RecommendationOut:
     """Return a stored answer; ``settlement`` is what there is to say of the start that settled it."""
     return RecommendationOut(
-        **_fields(kept.advice),
-        pair_id=kept.pair_id,
-        id=kept.id,
-        made_at=kept.made_at,
-        question=msgspec.convert(kept.question, QuestionOut, from_attributes=True),
-        observation_id=kept.observation_id,
-        settled_at=kept.settled_at,
+        **_fields(stored.advice),
+        pair_id=stored.pair_id,
+        id=stored.id,
+        made_at=stored.made_at,
+        question=msgspec.convert(stored.question, QuestionOut, from_attributes=True),
+        observation_id=stored.observation_id,
+        settled_at=stored.settled_at,
         settlement=settlement,
     )
 

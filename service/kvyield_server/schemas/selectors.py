@@ -72,7 +72,7 @@ def selector_fields(selector: NamedIn) -> dict[str, Any]:
     return {field: getattr(selector, field) for field in SelectorIn.__struct_fields__ if hasattr(selector, field)}
 
 
-def selector_kept(selector: NamedIn) -> dict[str, Any]:
+def selector_as_given(selector: NamedIn) -> dict[str, Any]:
     """Return the selector as given, without what was not said, as plain JSON values."""
     given = {name: value for name, value in selector_fields(selector).items() if value is not None}
     return dict(msgspec.to_builtins(given))

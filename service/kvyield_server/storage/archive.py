@@ -126,7 +126,7 @@ def restore(uow: UnitOfWork, stored: StoredObservation, archive: Archive) -> boo
     if archive.pair is not None:
         uow.pairs.restore(archive.pair.id, start.hardware, start.model, archive.pair.created_at)
     pair = uow.pairs.ensure(start.hardware, start.model)
-    kept = StoredObservation(
+    stored = StoredObservation(
         observation=start,
         pair_id=pair.id,
         received_at=stored.received_at,
@@ -136,7 +136,7 @@ def restore(uow: UnitOfWork, stored: StoredObservation, archive: Archive) -> boo
         retracted_at=stored.retracted_at,
         retraction_reason=stored.retraction_reason,
     )
-    ledger.add([kept], [pair])
+    ledger.add([stored], [pair])
     told = [
         Account(
             observation=each.observation,
@@ -147,9 +147,9 @@ def restore(uow: UnitOfWork, stored: StoredObservation, archive: Archive) -> boo
         )
         for each in archive.accounts
     ]
-    ledger.keep_accounts(start.id, [StoredAccount(account=each) for each in told])
-    ledger.keep_ids(start.id, archive.ids)
-    ledger.keep_history(start.id, [_history(each) for each in archive.history])
+    ledger.add_accounts(start.id, [StoredAccount(account=each) for each in told])
+    ledger.add_ids(start.id, archive.ids)
+    ledger.add_history(start.id, [_history(each) for each in archive.history])
     return True
 
 

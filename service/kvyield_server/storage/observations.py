@@ -133,18 +133,18 @@ class Observations:
         for pair_id in {stored.pair_id, was.pair_id}:
             self._recount(pair_id)
 
-    def keep_accounts(self, observation_id: UUID, accounts: Sequence[StoredAccount]) -> None:
+    def add_accounts(self, observation_id: UUID, accounts: Sequence[StoredAccount]) -> None:
         """Keep what was told of a start; an account that is kept already stays as it is."""
         for each in accounts:
             refuse_unstorable(each.account.observation)
         insert_unknown(self._connection, tables.account, [account_to_row(observation_id, each) for each in accounts])
 
-    def keep_ids(self, observation_id: UUID, ids: Iterable[UUID]) -> None:
+    def add_ids(self, observation_id: UUID, ids: Iterable[UUID]) -> None:
         """Let further ids find a row."""
         rows = [{"id": each, "observation_id": observation_id} for each in ids if each != observation_id]
         insert_unknown(self._connection, tables.alias, rows)
 
-    def keep_history(self, observation_id: UUID, entries: Sequence[HistoryEntry]) -> None:
+    def add_history(self, observation_id: UUID, entries: Sequence[HistoryEntry]) -> None:
         """Keep what changed in a row, by whom and when."""
         for each in entries:
             refuse_unstorable(each)
@@ -158,7 +158,7 @@ class Observations:
             self._connection.execute(owned.values(observation_id=into))
         self._connection.execute(delete(tables.verification).where(_verification.observation_id == gone))
         self._connection.execute(delete(tables.observation).where(_it.id == gone))
-        self.keep_ids(into, [gone])
+        self.add_ids(into, [gone])
         self._recount(other.pair_id)
 
     def get(self, observation_id: UUID) -> StoredObservation | None:

@@ -39,11 +39,11 @@ def archive(storage: Storage, where: ObservationFilter) -> Iterator[Line]:
     """
     open_answers = _open_answers(storage, where)
     last: Line | None = None
-    for stored, kept in _observations(storage, where):
+    for stored, archived in _observations(storage, where):
         if last is not None:
             yield last
-        kept.recommendations += islice(open_answers, MOST_ANSWERS)
-        last = (stored, kept)
+        archived.recommendations += islice(open_answers, MOST_ANSWERS)
+        last = (stored, archived)
     rest = list(open_answers)
     if last is not None:
         last[1].recommendations += rest
@@ -83,8 +83,8 @@ def restore_all(storage: Storage, lines: Iterable[Line]) -> Restored:
 
 def _restoring(lines: Sequence[Line]) -> Callable[[UnitOfWork], Restored]:
     def job(uow: UnitOfWork) -> Restored:
-        starts = [restore(uow, stored, kept) for stored, kept in lines if stored is not None]
-        answers = sum(restore_answers(uow, kept.recommendations) for _, kept in lines)
+        starts = [restore(uow, stored, archived) for stored, archived in lines if stored is not None]
+        answers = sum(restore_answers(uow, archived.recommendations) for _, archived in lines)
         return Restored(sum(starts), len(starts) - sum(starts), answers)
 
     return job

@@ -49,17 +49,17 @@ def correct(
         entry = HistoryEntry(id=new_id(), at=now, actor=actor, action="correction", changes=changes, reason=reason)
         pair = uow.pairs.ensure(start.hardware, start.model)
         stored = replace(was, observation=start, pair_id=pair.id, history=(*was.history, entry))
-        _keep(uow, stored, was, entry)
+        _store(uow, stored, was, entry)
         return Recorded(stored, is_new=True)
 
     return job
 
 
-def _keep(uow: UnitOfWork, stored: StoredObservation, was: StoredObservation, entry: HistoryEntry) -> None:
+def _store(uow: UnitOfWork, stored: StoredObservation, was: StoredObservation, entry: HistoryEntry) -> None:
     row_id, ledger = stored.observation.id, uow.observations
     if not ledger.accounts([row_id]):  # what was told is kept beside the row as soon as the row says something else
-        ledger.keep_accounts(row_id, [StoredAccount(account=was.account, token_id=was.token_id)])
+        ledger.add_accounts(row_id, [StoredAccount(account=was.account, token_id=was.token_id)])
     ledger.update(stored, was)
-    ledger.keep_history(row_id, [entry])
+    ledger.add_history(row_id, [entry])
     if stored.pair_id != was.pair_id:
         uow.pairs.drop_empty(was.pair_id)

@@ -36,7 +36,7 @@ LONGEST_PAUSE_SECONDS = 1.0
 NOT_FITTED = "could not be fitted"
 
 
-class FleetKeeper:
+class FleetRefresher:
     """Brings the kept rows up to date in a thread of its own, one run at a time, at half of that thread's time."""
 
     def __init__(self, storage: Storage, fits: FitCache) -> None:

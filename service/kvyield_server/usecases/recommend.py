@@ -45,7 +45,7 @@ def recommend(subject: Subject, question: Question, answers: AnswerCache[Advice]
     return answers.get(_key(subject, question), lambda: _answer(subject, question))
 
 
-def keep(
+def store(
     subject: Subject, question: Question, advice: Advice, *, new_id: UUID, now: datetime
 ) -> Callable[[UnitOfWork], StoredRecommendation]:
     """Return the job that stores an answer, for ``GET /recommendations/{id}`` and to be compared with a start."""
@@ -55,7 +55,7 @@ def keep(
         pair_id=subject.pair_id,
         question=question,
         advice=_with_quantiles(subject, question, advice),
-        selector=subject.selector.kept,
+        selector=subject.selector.as_given,
     )
 
     def job(uow: UnitOfWork) -> StoredRecommendation:

@@ -249,9 +249,9 @@ class _Book:
         row.ids += [mark.observation.id, *other.ids]
         row.entries += other.entries
         del self._rows[mark.observation.id]
-        gone, kept = mark.observation.id, row.stored.observation.id
-        self._by_id = {key: kept if row_id == gone else row_id for key, row_id in self._by_id.items()}
-        self._by_digest = {key: kept if row_id == gone else row_id for key, row_id in self._by_digest.items()}
+        gone, left = mark.observation.id, row.stored.observation.id
+        self._by_id = {key: left if row_id == gone else row_id for key, row_id in self._by_id.items()}
+        self._by_digest = {key: left if row_id == gone else row_id for key, row_id in self._by_digest.items()}
 
     def _add(self, arrival: Arrival) -> _Row:
         start = arrival.observation
@@ -287,9 +287,9 @@ class _Book:
             if row.was is not None and row.stored != row.was:
                 ledger.update(row.stored, row.was)
             if len(row.accounts) > 1:
-                ledger.keep_accounts(row_id, row.accounts)
-            ledger.keep_ids(row_id, row.ids)
-            ledger.keep_history(row_id, row.entries)
+                ledger.add_accounts(row_id, row.accounts)
+            ledger.add_ids(row_id, row.ids)
+            ledger.add_history(row_id, row.entries)
         for start, posted_id, now in self._settling:
             settle(self._uow, replace(start, id=self._by_id[posted_id]), now)
         used = {row.stored.pair_id for row in self._rows.values()}

@@ -32,13 +32,13 @@ def refit(storage: Storage) -> Iterator[str]:
                     yield f"{name.gpu_count} x {name.gpu}, {name.model}: could not be fitted ({type(error).__name__})"
                     continue
             summaries = [deployment.summary for deployment in fit.deployments]
-            keep(storage, pair, summaries)
+            store_fits(storage, pair, summaries)
             look_at(storage, fits, [pair.id])
             for summary in summaries:
                 yield f"{name.gpu_count} x {name.gpu}, {name.model}: {summary.deployment}, {summary.basis.kind}"
 
 
-def keep(storage: Storage, pair: Pair, summaries: list[FitSummary]) -> None:
+def store_fits(storage: Storage, pair: Pair, summaries: list[FitSummary]) -> None:
     """Keep the fits of a pair as of its revision."""
     now = datetime.now(UTC)
     storage.write(lambda uow: uow.fits.save(pair.id, pair.revision, summaries, now)).result()

@@ -33,7 +33,7 @@ def retire(storage: Storage, before: datetime, target: Path, encode: Encode, *, 
     with target.open("xb") as file:
         target.chmod(0o600)
         while found := _expired(storage, before):
-            _keep(file, encode(found))
+            _append(file, encode(found))
             removed += storage.write(_removal(found, before, now)).result()
     return removed
 
@@ -43,7 +43,7 @@ def _expired(storage: Storage, before: datetime) -> tuple[StoredObservation, ...
         return uow.observations.expired(before, MOST_STARTS, AT_ONCE)
 
 
-def _keep(file: BinaryIO, lines: bytes) -> None:
+def _append(file: BinaryIO, lines: bytes) -> None:
     file.write(lines)
     file.flush()
     os.fsync(file.fileno())

@@ -38,7 +38,7 @@ class Selector:
     facts: Facts | None = None
     memory_gib: float | None = None
     unified_memory: bool | None = None
-    kept: dict[str, object] = field(default_factory=dict)
+    as_given: dict[str, object] = field(default_factory=dict)
 
 
 def find_pair(uow: UnitOfWork, selector: Selector) -> Pair:

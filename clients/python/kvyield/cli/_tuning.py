@@ -111,7 +111,7 @@ class Site:
         """See `kvyield.tune.starting.Site`."""
         return in_flight(self._get, self._flushed)
 
-    def verify(self, pace: Sequence[tuple[int, float]], keep: OnResult) -> Report:
+    def verify(self, pace: Sequence[tuple[int, float]], on_result: OnResult) -> Report:
         """See `kvyield.tune.starting.Site`."""
         from kvyield.verify import Report
 
@@ -119,7 +119,7 @@ class Site:
         with Session(self.given, None, words) as session:
             if session.refusal is not None:
                 return Report(session.server, refusal=session.refusal)
-            return session.verify(pace, keep)
+            return session.verify(pace, on_result)
 
     def free_memory(self) -> Sequence[float] | None:
         """Free GiB of each of the engine's GPUs now; None where this host cannot tell."""
@@ -198,7 +198,7 @@ class Site:
             return Look()
         last: deque[bytes] = deque(maxlen=SHOWN_LINES)
         lines = source.lines
-        source.lines = lambda: _kept(lines(), last)
+        source.lines = lambda: _remembered(lines(), last)
         try:
             reading = self._read(source, recommendation_id, None)
         except KvyieldError:
@@ -257,7 +257,7 @@ class Site:
         return tuple((str(path), path.stat().st_ino, path.stat().st_size) for path in paths if path.exists())
 
 
-def _kept(lines: Iterator[bytes], last: deque[bytes]) -> Iterator[bytes]:
+def _remembered(lines: Iterator[bytes], last: deque[bytes]) -> Iterator[bytes]:
     for line in lines:
         if line.strip():
             last.append(line[:400])

@@ -122,7 +122,7 @@ class Session:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
-    def verify(self, pace: Iterable[tuple[int, float]], keep: OnResult) -> Report:
+    def verify(self, pace: Iterable[tuple[int, float]], on_result: OnResult) -> Report:
         """Sends the prompts, telling on standard error what happens; ``keep`` is told of each result at once."""
         from kvyield.verify import verify
 
@@ -135,7 +135,7 @@ class Session:
                 server=self.server,
                 reader=self._reader,
                 progress=teller.hear,
-                keep=keep,
+                on_result=on_result,
                 last_words=self._last_words,
             )
 

@@ -155,13 +155,13 @@ def _check(reading: Reading, starts: Sequence[Assembled]) -> None:
 
 
 def _deliver(settings: Settings, starts: Sequence[Assembled]) -> list[Delivery]:
-    from kvyield.delivery import keep
+    from kvyield.delivery import spool_observations
     from kvyield.spool import Spool
 
     whole = [start.observation() for start in starts if not start.missing]
     if not whole:
         return []
-    return keep(whole, Spool(settings.spool)).send_by(lambda: client_of(settings))
+    return spool_observations(whole, Spool(settings.spool)).send_by(lambda: client_of(settings))
 
 
 def _conclude(starts: Sequence[Assembled], deliveries: Sequence[Delivery], given: dict[str, Any]) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kvyield._client import Client
     from kvyield.assemble import Assembled
     from kvyield.config import Settings
-    from kvyield.delivery import Delivery, Kept
+    from kvyield.delivery import Delivery, Spooled
     from kvyield.verify import Verified
 
 
@@ -68,7 +68,7 @@ def report(ctx: click.Context, /, **given: Any) -> None:
         if session.refusal:
             say(f"kvyield: not verified: {session.refusal}")
             ctx.exit(max(FAILED, posting.code(given["spooled_exit_code"])))
-        found = session.verify(posting.pace(), posting.keep)
+        found = session.verify(posting.pace(), posting.take)
     posting.post_results()
     whole = verified_start(start, found.results)
     if given["as_json"]:
@@ -94,24 +94,24 @@ class _Posting:
         self._spool = Spool(settings.spool)
         self._results: list[Verified] = []
         self._first: Delivery | None = None
-        self._kept: list[Kept] = []
+        self._spooled: list[Spooled] = []
         self._last: list[Delivery] = []
 
     def post(self) -> None:
         """Posts the bare start. Raises when the service refuses it, or when it can be brought nowhere."""
-        from kvyield.delivery import keep
+        from kvyield.delivery import spool_observations
 
         if self._is_dry:
             return
-        self._kept = [keep([self._start.observation()], self._spool)]
-        first = self._first = self._kept[0].send_by(self._connect)[0]
+        self._spooled = [spool_observations([self._start.observation()], self._spool)]
+        first = self._first = self._spooled[0].send_by(self._connect)[0]
         code = exit_code(first.error) if first.error else DONE
         if first.result in ("refused", "lost") or code not in (DONE, UNREACHABLE):
             waits = "; it waits in the spool" if first.result == "spooled" else ""
             say(f"kvyield: no prompt was sent, since the start could not be posted{waits}")
             raise first.error or KvyieldError(f"the start is {first.result}: {first.reason}")
         if first.stored_id is not None:
-            self._kept = []
+            self._spooled = []
         if first.result == "spooled":
             say(f"kvyield: {first.reason}; the prompt is sent, and all of it will wait in the spool")
 
@@ -122,26 +122,27 @@ class _Posting:
         with client_of(self._settings) as client:
             return list(pace_of(client, self._stored_id))
 
-    def keep(self, result: Verified) -> None:
+    def take(self, result: Verified) -> None:
         """Brings a result to the disk. One that ended the start is an account of the start's end."""
-        from kvyield.delivery import keep, keep_verification
+        from kvyield.delivery import spool_observations, spool_verification
 
         self._results.append(result)
         if self._is_dry:
             return
         if self._stored_id is None:
-            bare, whole = self._kept, keep([verified_start(self._start, self._results).observation()], self._spool)
+            bare = self._spooled
+            whole = spool_observations([verified_start(self._start, self._results).observation()], self._spool)
             for one in bare if not whole.unspooled else ():
                 one.withdraw()
-            self._kept = [whole]
+            self._spooled = [whole]
         elif result.outcome is None:
-            self._kept.append(keep_verification(self._stored_id, result.verification, self._spool))
+            self._spooled.append(spool_verification(self._stored_id, result.verification, self._spool))
         else:
-            self._kept.append(keep([verified_start(self._start, [result]).observation()], self._spool))
+            self._spooled.append(spool_observations([verified_start(self._start, [result]).observation()], self._spool))
 
     def post_results(self) -> None:
-        """Sends what was kept."""
-        self._last = [one for kept in self._kept for one in kept.send_by(self._connect)]
+        """Sends what is in the spool."""
+        self._last = [one for spooled in self._spooled for one in spooled.send_by(self._connect)]
 
     def code(self, spooled: int) -> int:
         """Says what became of start and results, and returns the exit code."""

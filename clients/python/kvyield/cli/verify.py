@@ -57,13 +57,13 @@ def verify(ctx: click.Context, /, **given: Any) -> None:
             stored = check_observation(settings, observation_id)
             check_server(given, stored)
             check_gpus(given, stored, session.gpus)
-        keeping = _Keeping(settings, observation_id)
-        report = session.verify(keeping.pace() if stored else [], keeping.keep)
+        results = _Results(settings, observation_id)
+        report = session.verify(results.pace() if stored else [], results.take)
     _show(report, as_json=given["as_json"])
-    ctx.exit(max(exit_code_of(report), *keeping.send(given["spooled_exit_code"]), DONE))
+    ctx.exit(max(exit_code_of(report), *results.send(given["spooled_exit_code"]), DONE))
 
 
-class _Keeping:
+class _Results:
     """Brings each result to the disk as it comes, and to the service in the end."""
 
     def __init__(self, settings: Settings, observation_id: UUID | None) -> None:
@@ -72,13 +72,13 @@ class _Keeping:
         self._settings = settings
         self._observation_id = observation_id
         self._spool = Spool(settings.spool)
-        self._kept: list[Any] = []
+        self._spooled: list[Any] = []
 
-    def keep(self, result: Verified) -> None:
-        from kvyield.delivery import keep_verification
+    def take(self, result: Verified) -> None:
+        from kvyield.delivery import spool_verification
 
         if self._observation_id is not None:
-            self._kept.append(keep_verification(self._observation_id, result.verification, self._spool))
+            self._spooled.append(spool_verification(self._observation_id, result.verification, self._spool))
 
     def pace(self) -> list[tuple[int, float]]:
         assert self._observation_id is not None
@@ -91,7 +91,7 @@ class _Keeping:
         return [conclusion(one, spooled) for one in self._deliveries()]
 
     def _deliveries(self) -> list[Delivery]:
-        return [one for kept in self._kept for one in kept.send_by(lambda: client_of(self._settings))]
+        return [one for spooled in self._spooled for one in spooled.send_by(lambda: client_of(self._settings))]
 
 
 def _show(report: Report, *, as_json: bool) -> None:

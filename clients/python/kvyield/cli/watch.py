@@ -206,10 +206,10 @@ def _since(given: Mapping[str, Any], moment: datetime | None) -> str | None:
 
 
 def _bring(settings: Settings, observation: _wire.Observation) -> tuple[bool, str]:
-    from kvyield.delivery import keep
+    from kvyield.delivery import spool_observations
     from kvyield.spool import Spool
 
-    delivery = keep([observation], Spool(settings.spool)).send_by(lambda: client_of(settings))[0]
+    delivery = spool_observations([observation], Spool(settings.spool)).send_by(lambda: client_of(settings))[0]
     words = delivery.result if delivery.reason is None else f"{delivery.result} ({delivery.reason})"
     return delivery.result != "lost", words
 

@@ -25,10 +25,10 @@ _SIZES = re.compile(rf"\bKV size: {_GB}|\bK size: {_GB}, V size: {_GB}")
 _Item = TypeVar("_Item")
 
 
-def keep(kept: list[_Item], item: _Item) -> None:
+def add(found: list[_Item], item: _Item) -> None:
     """Append, up to a bound that no real start comes near, so that noise cannot fill the memory."""
-    if len(kept) < MOST_LINES:
-        kept.append(item)
+    if len(found) < MOST_LINES:
+        found.append(item)
 
 
 @dataclass(frozen=True)
@@ -106,13 +106,13 @@ class Ranks:
         if available:
             rank.after_load = rank.after_load if rank.pool_begun else available
         if usage:
-            keep(rank.weights, (float(usage[1]), source))
+            add(rank.weights, (float(usage[1]), source))
 
     def pool_line(self, rank: Rank, text: str, source: str) -> None:
         """A pool was allocated; a line cut inside its sizes tells none."""
         tokens, sizes = TOKENS.search(text), _SIZES.search(text)
         gib = round(sum(float(size) for size in sizes.groups() if size), 4) if sizes else None
-        keep(rank.pools, Pool(int(tokens[1]) if tokens else None, gib, source))
+        add(rank.pools, Pool(int(tokens[1]) if tokens else None, gib, source))
         rank.pool_begun = True
 
     def pool_ends(self, rank: Rank, text: str, source: str) -> None:
@@ -126,7 +126,7 @@ class Ranks:
         available, usage = _available(text, source), USAGE.search(text)
         rank.graphs_end = available or rank.graphs_end
         if usage:
-            keep(rank.graphs, (float(usage[1]), source))
+            add(rank.graphs, (float(usage[1]), source))
 
     def lowest(self, pick: Callable[[Rank], Sourced | None]) -> Sourced | None:
         """The least of a figure over the ranks that printed it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvyield.engines import _sglang_lines as lines
 from kvyield.engines._engine import source
 from kvyield.engines._prefix import Record
-from kvyield.engines._sglang_ranks import Rank, Ranks, keep, target_and_draft
+from kvyield.engines._sglang_ranks import Rank, Ranks, add, target_and_draft
 from kvyield.engines._start import Sourced
 
 BYTES_A_GIB = 1 << 30
@@ -31,7 +31,7 @@ class Sizing:
             rank.sliding_window = Sourced(float(usage[1]), source(record))
             rank.pools_before_draft = len(rank.pools)
         if full:
-            keep(rank.full_counts, Sourced(int(full[1]), source(record)))
+            add(rank.full_counts, Sourced(int(full[1]), source(record)))
         if window:
             rank.window_tokens = Sourced(int(window[1]), source(record))
         return bool(usage or full or window)
@@ -48,7 +48,7 @@ class Sizing:
         """DeepSeek-V4's own calculation: what is available for the pool, and what a token of it takes."""
         told = lines.state_model(record.text)
         if "full_token" in told:
-            keep(rank.full_counts, Sourced(int(told["full_token"]), source(record)))
+            add(rank.full_counts, Sourced(int(told["full_token"]), source(record)))
         if "available_bytes" in told:
             rank.state_gib = Sourced(told["available_bytes"], source(record))
         if "bytes_per_full_token" in told:

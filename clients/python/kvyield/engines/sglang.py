@@ -11,7 +11,7 @@ from kvyield.engines._failures import SPECIFIC, Problem
 from kvyield.engines._literals import Fields, Value, call_fields, dict_fields, scalar
 from kvyield.engines._prefix import Record
 from kvyield.engines._sglang_flags import MEMORY_FLAGS, dtype_flag
-from kvyield.engines._sglang_ranks import MOST_RANKS, Rank, Ranks, keep
+from kvyield.engines._sglang_ranks import MOST_RANKS, Rank, Ranks, add
 from kvyield.engines._sglang_serving import prompt_in_flight
 from kvyield.engines._sglang_sizing import Sizing
 from kvyield.engines._start import Sourced
@@ -144,7 +144,7 @@ class SglangReader(StartReader):
     def _read_limit(self, record: Record, _rank: Rank) -> bool:
         match = lines.LIMIT.search(record.text)
         if match:
-            keep(self.sizing.limits, Sourced(int(match[1]), source(record)))
+            add(self.sizing.limits, Sourced(int(match[1]), source(record)))
         return match is not None
 
     def _read_mamba(self, record: Record, rank: Rank) -> bool:
@@ -184,11 +184,11 @@ class SglangReader(StartReader):
     def _read_sizing(self, record: Record, rank: Rank) -> bool:
         projected = lines.PROJECTED.search(record.text)
         if projected:
-            keep(self.sizing.projected, Sourced(int(projected[1]), source(record)))
+            add(self.sizing.projected, Sourced(int(projected[1]), source(record)))
         self.sizing.is_sharded = self.sizing.is_sharded or "DCP token sizing" in record.text
         exact, page = lines.EFFECTIVE.search(record.text), lines.SIZING_PAGE.search(record.text)
         if exact:
-            keep(self.sizing.words, Sourced(int(exact[1]), source(record)))
+            add(self.sizing.words, Sourced(int(exact[1]), source(record)))
         if exact and exact[2]:
             self._unless_given("max_total_tokens", int(exact[2]), record)
         if page:
@@ -208,9 +208,9 @@ class SglangReader(StartReader):
         name = lines.rank_of(record.text)
         if len(self.final_of) < MOST_RANKS:
             self.final_of[name] = final.tokens
-        keep(self.sizing.finals, Sourced(final.tokens, source(record)))
+        add(self.sizing.finals, Sourced(final.tokens, source(record)))
         if final.available_gib is not None:
-            keep(self.sizing.available, Sourced(final.available_gib, source(record)))
+            add(self.sizing.available, Sourced(final.available_gib, source(record)))
         if "context_len" in final.flags:
             self.flag("context_length", final.flags["context_len"], source(record))
         for flag in ("chunked_prefill_size", "max_running_requests"):
@@ -232,7 +232,7 @@ class SglangReader(StartReader):
     def _read_short_final(self, record: Record) -> bool:
         match = lines.SHORT_FINAL.search(record.text)
         if match:
-            keep(self.sizing.words, Sourced(int(match[1]), source(record)))
+            add(self.sizing.words, Sourced(int(match[1]), source(record)))
             self.started = self.announced = True
             self.phase = "serving"
         return match is not None

@@ -11,7 +11,7 @@ from uuid import UUID
 from kvyield import _wire
 from kvyield._errors import IncompleteError, KvyieldError, ServiceError
 from kvyield.assemble import Assembled, verified_start
-from kvyield.delivery import Delivery, Kept, keep, keep_verification
+from kvyield.delivery import Delivery, Spooled, spool_observations, spool_verification
 from kvyield.spool import Spool
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Row:
     start: Assembled
     id: UUID | None = None
     results: list[Verified] = field(default_factory=list)
-    waits: list[Kept] = field(default_factory=list)
+    waits: list[Spooled] = field(default_factory=list)
     is_settled: bool = False
     """Whether it was posted with its end: what more is read of it adds nothing."""
 
@@ -46,8 +46,8 @@ class Ledger:
         Raises `IncompleteError` when the start lacks facts, `KvyieldError` when the service refuses it.
         """
         row = Row(start)
-        kept = keep([start.observation()], self.spool)
-        self._send(row, kept, is_first=True)
+        spooled = spool_observations([start.observation()], self.spool)
+        self._send(row, spooled, is_first=True)
         return row
 
     def add(self, row: Row, result: Verified) -> None:
@@ -56,9 +56,10 @@ class Ledger:
         if result.outcome is not None:
             return
         if row.id is not None:
-            row.waits.append(keep_verification(row.id, result.verification, self.spool))
+            row.waits.append(spool_verification(row.id, result.verification, self.spool))
         else:
-            before, whole = row.waits, keep([verified_start(row.start, row.results).observation()], self.spool)
+            before = row.waits
+            whole = spool_observations([verified_start(row.start, row.results).observation()], self.spool)
             for one in before if not whole.unspooled else ():
                 one.withdraw()
             row.waits = [whole]
@@ -66,14 +67,14 @@ class Ledger:
     def send(self, row: Row) -> None:
         """Sends what waits of a row."""
         waiting, row.waits = row.waits, []
-        for kept in waiting:
-            self._send(row, kept)
+        for spooled in waiting:
+            self._send(row, spooled)
 
     def end(self, row: Row, end: Assembled) -> None:
         """Brings the end of a start to the ledger, which merges it with its row; says what keeps it from that."""
         row.is_settled = True
         try:
-            self._send(row, keep([end.observation()], self.spool))
+            self._send(row, spool_observations([end.observation()], self.spool))
         except IncompleteError as error:
             self.say(f"the end of a start could not be posted: {error}")
 
@@ -107,10 +108,10 @@ class Ledger:
             return list(self.pace_of(client, row.id))
         return []
 
-    def _send(self, row: Row, kept: Kept, *, is_first: bool = False) -> None:
-        for delivery in kept.send_by(self.connect):
+    def _send(self, row: Row, spooled: Spooled, *, is_first: bool = False) -> None:
+        for delivery in spooled.send_by(self.connect):
             if delivery.result == "spooled":
-                row.waits += [kept] if is_first else []
+                row.waits += [spooled] if is_first else []
                 self.say(f"waits in the spool: {delivery.reason}")
             elif delivery.result in ("refused", "lost"):
                 self._refused(delivery, is_first=is_first)

@@ -71,7 +71,7 @@ class Site(Protocol):
         """Requests that it works on; None when it does not tell."""
         ...
 
-    def verify(self, pace: Sequence[tuple[int, float]], keep: OnResult) -> Report:
+    def verify(self, pace: Sequence[tuple[int, float]], on_result: OnResult) -> Report:
         """Sends the prompts."""
         ...
 

@@ -49,7 +49,7 @@ def ask(
     began = time.monotonic()
     try:
         for event in http.events(path, body, timeout_seconds=timeout_seconds):
-            _keep(reading, event, route, increments=server.streams_increments)
+            _take(reading, event, route, increments=server.streams_increments)
             if reading.first_token_seconds is None and reading.text:
                 reading.first_token_seconds = time.monotonic() - began
                 if on_first_token:
@@ -71,18 +71,18 @@ def _request(server: Server, route: RouteName, prompt: str, tokens: int) -> tupl
     return "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": prompt}]}
 
 
-def _keep(reading: Reading, event: Mapping[str, Any], route: RouteName, *, increments: bool) -> None:
+def _take(reading: Reading, event: Mapping[str, Any], route: RouteName, *, increments: bool) -> None:
     if route == "generate":
         text = event.get("text")
         if isinstance(text, str):
             reading.text = reading.text + text if increments else text
-        _keep_counts(reading, event.get("meta_info"))
+        _take_counts(reading, event.get("meta_info"))
         return
     reading.text += "".join(_pieces(event))
     usage = event.get("usage")
-    _keep_counts(reading, usage)
+    _take_counts(reading, usage)
     if isinstance(usage, Mapping):
-        _keep_counts(reading, usage.get("prompt_tokens_details"))
+        _take_counts(reading, usage.get("prompt_tokens_details"))
 
 
 def _pieces(event: Mapping[str, Any]) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _pieces(event: Mapping[str, Any]) -> Iterator[str]:
                 yield inner[field]
 
 
-def _keep_counts(reading: Reading, table: object) -> None:
+def _take_counts(reading: Reading, table: object) -> None:
     if not isinstance(table, Mapping):
         return
     for field in ("prompt_tokens", "completion_tokens", "cached_tokens"):

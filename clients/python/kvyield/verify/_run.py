@@ -43,7 +43,7 @@ def _say_nothing(_step: Progress) -> None:
     pass
 
 
-def _keep_nothing(_result: Verified) -> None:
+def _ignore(_result: Verified) -> None:
     pass
 
 
@@ -54,14 +54,14 @@ def verify(
     server: Server | None = None,
     reader: FreeReader | None = None,
     progress: OnProgress = _say_nothing,
-    keep: OnResult = _keep_nothing,
+    on_result: OnResult = _ignore,
     last_words: Callable[[], str] = lambda: "",
 ) -> Report:
     """Sends the ordered prompts to the engine and reports each as a verification; nothing is raised for a bad server.
 
     ``server`` is what `find_server` found before; None asks again. ``reader`` reads the GPUs that the engine runs on;
-    without it no memory figures are given. ``keep`` is told of each result as soon as it is there. ``last_words`` gives
-    what the engine's log says since the verification began: it tells running out of memory from another death.
+    without it no memory figures are given. ``on_result`` receives each result at once. ``last_words`` gives what the
+    engine's log says since the verification began: it tells running out of memory from another crash.
     """
     run = _Run(http, order, reader, progress, last_words)
     try:
@@ -75,7 +75,7 @@ def verify(
     try:
         for result in run.results(server):
             results.append(result)
-            keep(result)
+            on_result(result)
     except _RefusedError as error:
         refusal = str(error)
     return Report(server, tuple(results), tuple(run.notes), refusal)

@@ -34,7 +34,7 @@ class Consensus:
     most agree on. ``is_torn`` says that no line explains most points.
     """
 
-    kept: Mask
+    fitted: Mask
     outlying: Mask
     before: Mask
     drifted: bool = False
@@ -59,7 +59,7 @@ def find_consensus(
     if near.sum() < LEAST_AGREEING:
         return Consensus(~nothing, nothing, nothing, is_torn=True)
     trailing = _trailing(~near)
-    if trailing > 1 and _is_regime(x[-trailing:], y[-trailing:], scale * tolerance[-trailing:], slope, steepest):
+    if trailing > 1 and _is_lasting(x[-trailing:], y[-trailing:], scale * tolerance[-trailing:], slope, steepest):
         since = nothing.copy()
         since[-trailing:] = True
         return Consensus(since, nothing, ~since, slope=slope)
@@ -70,12 +70,12 @@ def _with_newest(x: Floats, y: Floats, tolerance: Floats, level: float, slope: f
     """Return the consensus of points that all lie near a line: the newest may still be farther off than the others."""
     everything = np.ones(x.size, dtype=np.bool_)
     is_off = _newest_is_off(x, y, tolerance, level, slope)
-    kept = everything.copy()
-    kept[-1] = not is_off or x.size <= LEAST_AGREEING
-    return Consensus(kept, ~kept, ~everything, drifted=is_off, slope=slope)
+    fitted = everything.copy()
+    fitted[-1] = not is_off or x.size <= LEAST_AGREEING
+    return Consensus(fitted, ~fitted, ~everything, drifted=is_off, slope=slope)
 
 
-def _is_regime(x: Floats, y: Floats, tolerance: Floats, slope: float, steepest: float | None) -> bool:
+def _is_lasting(x: Floats, y: Floats, tolerance: Floats, slope: float, steepest: float | None) -> bool:
     """Tell whether the newest points share a line of their own: the old slope shifted, or three on another."""
     if np.ptp(y - slope * x) <= 2.0 * NEAR * tolerance.max():
         return True

@@ -114,14 +114,14 @@ def fit_pool(
     points = _points(chosen, setting, prior.base, page, has_base=knowledge.base_source == "logged")
     agreed = _agreed(points, prior.cost, prior.base, knowledge, setting, is_unified=is_unified)
     evidence, labels, cautions = _sorted_out(evidence, chosen, agreed)
-    kept = points.chosen(agreed.kept)
+    used = points.chosen(agreed.fitted)
     if agreed.before.any() and agreed.slope:
         was = Normal(agreed.slope, max(VERSION_COST_SD * agreed.slope, 1e-6))
         prior = replace(prior, slopes=(*prior.slopes, was))
     posterior = None
-    if kept.count or knowledge.knows_zero:
+    if used.count or knowledge.knows_zero:
         scales = UNIFIED if is_unified else BOOTS_DIFFER if setting.boots_differ else DISCRETE
-        posterior = fit_line(kept, prior, scales)
+        posterior = fit_line(used, prior, scales)
         posterior = _bounded(posterior, evidence, setting, page)
         posterior = posterior if np.isfinite(posterior.theta).all() else None
     line = PoolLine(
@@ -129,15 +129,15 @@ def fit_pool(
         knowledge=replace(knowledge, line=prior),
         posterior=posterior,
         page_tokens=page,
-        measured_at=tuple(kept.x.tolist()),
-        measured_tokens=tuple(kept.tokens.tolist()),
+        measured_at=tuple(used.x.tolist()),
+        measured_tokens=tuple(used.tokens.tolist()),
         running=running,
         bend=_stage_bend(setting),
         gib_per_length=per_length,
     )
     if is_unified:
         labels |= {Label.UNIFIED_MEMORY}
-    more = _disagreement(line, kept, prior.base) if not is_unified else None
+    more = _disagreement(line, used, prior.base) if not is_unified else None
     if more is not None:
         labels, cautions = labels | {Label.SLOPE_DISAGREEMENT}, [*cautions, more]
     cautions = [*cautions, *blocked, *_refusal_words(evidence)]
@@ -148,7 +148,7 @@ def fit_pool(
         evidence=evidence,
         labels=labels,
         cautions=tuple(cautions),
-        distinct_fractions=len({round(x, 6) for x in kept.x.tolist()}),
+        distinct_fractions=len({round(x, 6) for x in used.x.tolist()}),
         drifted=drifted,
         drift_tokens=by,
         drift_detail="" if drifted is None else "; ".join(_what_differs(chosen[-2].start, drifted)),
@@ -267,9 +267,9 @@ def _agreed(
     agreed = find_consensus(points.x[judged], y[judged], tolerance[judged], expected, steepest)
     if judged.all():
         return agreed
-    kept, outlying, before = ~judged, np.zeros_like(judged), np.zeros_like(judged)
-    kept[judged], outlying[judged], before[judged] = agreed.kept, agreed.outlying, agreed.before
-    return replace(agreed, kept=kept, outlying=outlying, before=before, drifted=agreed.drifted and bool(judged[-1]))
+    fitted, outlying, before = ~judged, np.zeros_like(judged), np.zeros_like(judged)
+    fitted[judged], outlying[judged], before[judged] = agreed.fitted, agreed.outlying, agreed.before
+    return replace(agreed, fitted=fitted, outlying=outlying, before=before, drifted=agreed.drifted and bool(judged[-1]))
 
 
 def _sorted_out(
@@ -290,7 +290,7 @@ def _sorted_out(
         labels |= {Label.DRIFT}
     if agreed.before.any():
         labels |= {Label.DRIFT}
-        since = [item for index, item in enumerate(chosen) if agreed.kept[index]]
+        since = [item for index, item in enumerate(chosen) if agreed.fitted[index]]
         before = [item for index, item in enumerate(chosen) if agreed.before[index]]
         cautions.append(_changed(before, since))
     is_torn = agreed.is_torn and not has_unified_memory(chosen[-1].start.hardware)
@@ -301,16 +301,16 @@ def _sorted_out(
 
 
 def _is_at_odds(chosen: Sequence[Evidence], agreed: Consensus) -> bool:
-    """Tell whether kept points differ at one fraction, or fall with the fraction, by more than any noise."""
-    kept = [item for index, item in enumerate(chosen) if agreed.kept[index] and item.tokens is not None]
-    if len(kept) < 2:
+    """Tell whether fitted points differ at one fraction, or fall with the fraction, by more than any noise."""
+    fitted = [item for index, item in enumerate(chosen) if agreed.fitted[index] and item.tokens is not None]
+    if len(fitted) < 2:
         return False
-    kept.sort(key=lambda item: (item.fraction or 0.0, item.tokens or 0))
-    fractions = np.array([item.fraction or 0.0 for item in kept])
-    pools = np.array([float(item.tokens or 0) for item in kept])
+    fitted.sort(key=lambda item: (item.fraction or 0.0, item.tokens or 0))
+    fractions = np.array([item.fraction or 0.0 for item in fitted])
+    pools = np.array([float(item.tokens or 0) for item in fitted])
     run, rise = np.diff(fractions), np.diff(pools)
     for index in np.flatnonzero((rise < 0.0) | ((run <= SAME_FRACTION) & (rise > 0.0))):
-        left, right = kept[index], kept[index + 1]
+        left, right = fitted[index], fitted[index + 1]
         slack = 0.35 if has_unified_memory(left.start.hardware) else 0.005
         if left.start.engine.name is EngineName.VLLM and not differing_flags(left.start.flags, right.start.flags):
             slack = max(slack, 0.25)
