@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from urllib.parse import urlencode
 from uuid import UUID
@@ -298,6 +299,9 @@ def test_fits_say_what_they_are_based_on(client: Client, pair_id: str) -> None:
         ({"flags": [{"tp_size": True}]}, "/flags/0/tp_size"),
         ({"flags": [{"tp_size": 8.5}]}, "/flags/0/tp_size"),
         ({"flags": [{"max_num_seqs": 10**7}]}, "/flags/0/max_num_seqs"),
+        ({"flags": [{"kv_cache_memory_bytes": "10G"}]}, "/flags/0/kv_cache_memory_bytes"),
+        ({"flags": [{"kv_cache_memory": "max"}]}, "/flags/0/kv_cache_memory"),
+        ({"flags": [{"max_tokens": "50k"}]}, "/flags/0/max_tokens"),
         ({"flags": [{"max_running_requests": -1}]}, "/flags/0/max_running_requests"),
         ({"flags": [{"kv_cache_dtype": "garbage"}]}, "/flags/0/kv_cache_dtype"),
         ({"flags": [{"kv_cache_dtype": "fp8_ds_mla"}]}, "/flags/0/kv_cache_dtype"),
@@ -309,6 +313,13 @@ def test_a_bad_prediction_is_refused(client: Client, change: dict[str, Any], poi
     answer = client.post("/predictions", json={"selector": NAMES, "flags": [{}], **change})
     assert answer.status_code == 422
     assert pointer in [fault["pointer"] for fault in answer.json()["errors"]]
+
+
+@pytest.mark.parametrize("name", ["num_gpu_blocks_override", "max_total_tokens", "kv_cache_memory_bytes"])
+def test_the_bounds_of_a_flag_are_said(client: Client, name: str) -> None:
+    """Who gives too large a number learns how large it may be."""
+    answer = client.post("/predictions", json={"selector": NAMES, "flags": [{name: 10**18}]})
+    assert re.search(r"it must be a whole number from 1 to \d{1,3}(,\d{3})+", answer.json()["errors"][0]["detail"])
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,23 @@ def test_a_token_is_of_one_order(client: Client) -> None:
     assert client.get(f"/observations?page_size=1&page_token={token}&sort=received_at").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/observations", "/pairs", "/audit", "/ui", "/ui/advice", "/ui/pairs/{pair}"])
+def test_a_token_is_of_one_list(client: Client, path: str) -> None:
+    """The token of another list, whose rows are sorted by a time too, is refused by name and never taken for a row."""
+    post_many(client, 3)
+    client.post("/observations", json=start(id=None, model={"name": "another"}))
+    own = client.get("/observations").json()["items"]
+    for each in own[:2]:
+        client.post(f"/observations/{each['id']}/retraction", json={"reason": "a test"}).raise_for_status()
+    lists = {"/observations": {"/observations", "/ui/pairs/{pair}"}, "/pairs": {"/pairs", "/ui"}, "/audit": {"/audit"}}
+    for source, takers in lists.items():
+        token = client.get(source, params={"page_size": 1}).json()["next_page_token"]
+        assert token is not None
+        answer = client.get(path.format(pair=own[0]["pair_id"]), params={"page_token": token})
+        assert answer.status_code == (200 if path in takers else 422), (source, path, answer.text)
+        assert answer.status_code == 200 or "page_token" in answer.text
+
+
 @pytest.mark.parametrize("size", [1, 2, 500])
 def test_pairs_are_sorted_as_asked(client: Client, size: int) -> None:
     """By name, by last live start, or by when they were first recorded; without a live start they come last."""

@@ -27,6 +27,7 @@ from _postgres import PostgresCluster
 from api.samples import NAMES, start
 from bench.bench_load import started
 from kvyield_server.schemas.paging import page_token, row_named
+from kvyield_server.storage.records import NEWEST_OBSERVED
 
 BAR, FEW, PAIRS, WARM_UP = 1.3, 10_000, 1_000, 3
 
@@ -75,8 +76,8 @@ def copy_starts(connection: psycopg.Connection[Any], count: int) -> None:
 def page_of_1000(url: str) -> str:
     """Return the token of the thousandth page, of ten starts each."""
     newest = httpx.get(f"{url}/observations?page_size=1", timeout=60).json()["next_page_token"]
-    at, _ = row_named(newest)
-    return page_token(at - timedelta(minutes=9_990), UUID(int=2**127))
+    at, _ = row_named(newest, NEWEST_OBSERVED)
+    return page_token(at - timedelta(minutes=9_990), UUID(int=2**127), NEWEST_OBSERVED)
 
 
 def cases(url: str) -> dict[str, Callable[[], httpx.Response]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
@@ -15,8 +14,8 @@ from pages.site import Site, serving
 
 @pytest.fixture(autouse=True, scope="session")
 def silent_logs() -> None:
-    """Keep the request log out of the test report."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    """Keep the request log out of the test report, just as the tests of the API do: this outlives the folder."""
+    structlog.configure(processors=[structlog.dev.ConsoleRenderer()], logger_factory=structlog.ReturnLoggerFactory())
 
 
 @pytest.fixture(scope="module")

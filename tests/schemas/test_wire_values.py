@@ -40,11 +40,17 @@ def test_any_time_has_a_utc(moment: datetime) -> None:
     assert as_utc(moment).utcoffset() == timedelta(0)
 
 
-@given(moment=st.datetimes(timezones=st.just(UTC)), row_id=st.uuids())
-def test_page_tokens_name_their_row(moment: datetime, row_id: UUID) -> None:
-    """A token gives back the time and id that it was made of, and is safe in a URL."""
-    token = page_token(moment, row_id)
-    assert row_named(token) == (moment, row_id)
+ORDERS = ("-observed_at", "received_at", "-created_at", "-at", "-made_at")
+
+
+@given(moment=st.datetimes(timezones=st.just(UTC)), row_id=st.uuids(), order=st.sampled_from(ORDERS))
+def test_page_tokens_name_their_row(moment: datetime, row_id: UUID, order: str) -> None:
+    """A token gives back the time and id that it was made of, in its own list alone, and is safe in a URL."""
+    token = page_token(moment, row_id, order)
+    assert row_named(token, order) == (moment, row_id)
+    for other in set(ORDERS) - {order}:
+        with pytest.raises(FaultyBodyError, match="of another list, or of this one in another order"):
+            row_named(token, other)
     assert set(token) <= set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_")
 
 
@@ -57,7 +63,7 @@ def test_any_other_token_is_refused(token: str) -> None:
 def row_or_pointers(token: str) -> object:
     """Return that a token names a row, or the pointers of its refusal."""
     try:
-        at, _ = row_named(token)
+        at, _ = row_named(token, "-observed_at")
     except FaultyBodyError as error:
         return [fault.pointer for fault in error.faults]
     return "row" if at.tzinfo is not None else "no zone"

@@ -15,7 +15,7 @@ from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.services import services_of
 from kvyield_server.schemas.common import JsonObject, Page
 from kvyield_server.schemas.paging import PageQuery
-from kvyield_server.storage.records import AuditEntry
+from kvyield_server.storage.records import NEWEST_NOTED, AuditEntry
 from kvyield_server.storage.uow import UnitOfWork
 
 
@@ -42,10 +42,10 @@ class AuditEntryOut(Struct, frozen=True, kw_only=True):
 @get("/audit", operation_id="list_audit", guards=[MANAGERS])
 async def list_audit(request: Request[Any, Any, Any], parameters: NamedDependency[PageQuery]) -> Page[AuditEntryOut]:
     """List changes by people: verifications, retractions, stored recommendations, tokens, retention; newest first."""
-    after = key_of(parameters.page_token)
+    after = key_of(parameters.page_token, NEWEST_NOTED)
 
     def work(uow: UnitOfWork) -> Page[AuditEntryOut]:
-        return page_of(uow.audit.page(after, parameters.page_size), _out)
+        return page_of(uow.audit.page(after, parameters.page_size), _out, NEWEST_NOTED)
 
     return await services_of(request).read(work)
 

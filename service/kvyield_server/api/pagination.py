@@ -15,12 +15,12 @@ Stored = TypeVar("Stored")
 Out = TypeVar("Out")
 
 
-def key_of(token: str | None, sort: str = "") -> PageKey | None:
+def key_of(token: str | None, sort: str) -> PageKey | None:
     """Return where the page before ended."""
     return PageKey(*row_named(token, sort)) if token else None
 
 
-def page_of(page: Page[Stored], to_out: Callable[[Stored], Out], sort: str = "") -> PageOut[Out]:
+def page_of(page: Page[Stored], to_out: Callable[[Stored], Out], sort: str) -> PageOut[Out]:
     """Return a page in its wire form."""
     key = page.next_key
     token = page_token(key.at, key.id, sort) if key else None

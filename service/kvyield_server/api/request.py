@@ -102,14 +102,9 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
         InvalidError: a parameter is unknown, given twice, missing or out of bounds; all of them, by name.
     """
     expected = request.route_handler.parsed_fn_signature.parameters["parameters"].annotation
-    pairs = list(request.query_params.multi_items())
-    given: dict[str, Any] = with_days(dict(pairs))
+    given: dict[str, Any] = with_days(dict(request.query_params))
     times, numbers = _fields_of(expected, "datetime"), _fields_of(expected, "[int")
-    faults = [
-        Fault(f"/{name}", f"{name} is given more than once; give it once.")
-        for name, count in Counter(name for name, _ in pairs).items()
-        if count > 1
-    ]
+    faults = _repeated(request)
     faults += [  # a text that is a number would be taken for seconds since 1970
         Fault(
             f"/{name}",
@@ -134,6 +129,21 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
         except msgspec.ValidationError:
             pass
     raise FaultyBodyError(first_faults(faults + faults_of(given, expected, strict=False)))
+
+
+def given_once(request: Request[Any, Any, Any]) -> dict[str, str]:
+    """Return the query parameters by name, whatever they are. InvalidError when one is given more than once."""
+    raise_faults(_repeated(request))
+    return dict(request.query_params)
+
+
+def _repeated(request: Request[Any, Any, Any]) -> list[Fault]:
+    counts = Counter(name for name, _ in request.query_params.multi_items())
+    return first_faults(
+        Fault(f"/{name}", f"{name} is given more than once; give it once.")
+        for name, count in counts.items()
+        if count > 1
+    )
 
 
 def _is_read_as_none(text: str, kind: Any) -> bool:

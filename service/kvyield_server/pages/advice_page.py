@@ -7,6 +7,7 @@ from typing import Any
 from litestar import Request, Response
 
 from kvyield_server.api.pagination import key_of, page_of
+from kvyield_server.api.request import given_once
 from kvyield_server.api.services import services_of
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import look
@@ -14,7 +15,7 @@ from kvyield_server.pages.views.calibration import LogRow, across, coverage_plot
 from kvyield_server.pages.views.pairs import hardware_text
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.recommendations import recommendation_out
-from kvyield_server.storage.records import StoredRecommendation
+from kvyield_server.storage.records import NEWEST_MADE, StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_observation
 from kvyield_server.usecases.calibrate import calibrate
@@ -27,10 +28,10 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 @look("/ui/advice")
 async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
     """Show past advice, the newest first, with its calibration."""
-    services, token = services_of(request), request.query_params.get("page_token")
+    services, token = services_of(request), given_once(request).get("page_token")
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
-        found = page_of(uow.recommendations.page(key_of(token), PAGE_SIZE), lambda each: each)
+        found = page_of(uow.recommendations.page(key_of(token, NEWEST_MADE), PAGE_SIZE), lambda each: each, NEWEST_MADE)
         report = calibrate(uow)
         rows = [_row(uow, answer) for answer in found.items]
         shown = {"plots": coverage_plots(report.overall), "restarts": restarts_text(report.overall)}

@@ -14,6 +14,7 @@ from kvyield_server.pages.views.starts import start_row
 from kvyield_server.pages.views.words import engine_word, outcome_word
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.paging import ObservationsQuery
+from kvyield_server.storage.records import NEWEST_OBSERVED
 from kvyield_server.storage.uow import UnitOfWork
 
 FILTERS = ("outcome", "engine", "host")
@@ -30,7 +31,9 @@ def history_values(uow: UnitOfWork, pair_id: UUID, given: Mapping[str, str]) -> 
         query = msgspec.convert({**filters, "pair_id": str(pair_id)}, ObservationsQuery, strict=False)
     except msgspec.ValidationError as error:
         query, filters, token, fault = ObservationsQuery(pair_id=pair_id), {}, None, f"No such filter: {error}."
-    found = page_of(uow.observations.page(where_of(query), key_of(token), PAGE_SIZE), from_domain)
+    found = page_of(
+        uow.observations.page(where_of(query), key_of(token, NEWEST_OBSERVED), PAGE_SIZE), from_domain, NEWEST_OBSERVED
+    )
     return {
         "starts": [start_row(start) for start in found.items],
         "next_token": found.next_page_token,

@@ -10,6 +10,7 @@ from litestar import MediaType, Request, Response, post
 from litestar.params import FromPath
 from uuid6 import uuid7
 
+from kvyield_server.api.request import given_once
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
@@ -33,7 +34,7 @@ from kvyield_server.usecases.browse import stored_observation, stored_pair
 @look("/ui/pairs/{pair_id:uuid}")
 async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show a pair whole."""
-    services, given = services_of(request), dict(request.query_params)
+    services, given = services_of(request), given_once(request)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         pair = stored_pair(uow, pair_id)
@@ -46,7 +47,7 @@ async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) ->
 @look("/ui/pairs/{pair_id:uuid}/advice")
 async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the advice alone, for a form that changed."""
-    services, given = services_of(request), dict(request.query_params)
+    services, given = services_of(request), given_once(request)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         return {"row": {"id": pair_id}, "is_swap": True, **advised(uow, services, stored_pair(uow, pair_id), given)}
@@ -73,7 +74,7 @@ async def store_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID])
 @look("/ui/pairs/{pair_id:uuid}/history")
 async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the history alone, filtered."""
-    services, given = services_of(request), dict(request.query_params)
+    services, given = services_of(request), given_once(request)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         return {"row": {"id": stored_pair(uow, pair_id).id}, **history_values(uow, pair_id, given)}

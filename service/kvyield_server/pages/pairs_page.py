@@ -10,6 +10,7 @@ from litestar import Request, Response
 
 from kvyield_server.api.auth import token_of
 from kvyield_server.api.pagination import key_of, page_of
+from kvyield_server.api.request import given_once
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import Outcome
 from kvyield_server.errors import KvyieldError
@@ -19,7 +20,7 @@ from kvyield_server.pages.views.pairs import PairRow, pair_row
 from kvyield_server.pages.views.words import UNKNOWN
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.pairs import pair_out
-from kvyield_server.storage.records import ObservationFilter, Pair
+from kvyield_server.storage.records import NEWEST_CREATED, ObservationFilter, Pair
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import pairs_page
 from kvyield_server.usecases.tokens import is_loopback
@@ -35,11 +36,16 @@ MOST_SEARCHED = 200
 async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
     """Show pairs, the newest first, or how to record the first one."""
     services = services_of(request)
-    search = request.query_params.get("search", "").strip()[:MOST_SEARCHED].replace("\0", "")
-    token = request.query_params.get("page_token")
+    given = given_once(request)
+    search = given.get("search", "").strip()[:MOST_SEARCHED].replace("\0", "")
+    token = given.get("page_token")
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
-        found = page_of(pairs_page(uow, search or None, key_of(token), PAGE_SIZE, None), lambda pair: pair)
+        found = page_of(
+            pairs_page(uow, search or None, key_of(token, NEWEST_CREATED), PAGE_SIZE, None),
+            lambda pair: pair,
+            NEWEST_CREATED,
+        )
         rows = [row_of(uow, services, pair) for pair in found.items]
         return {"rows": rows, "next_token": found.next_page_token}
 

@@ -23,18 +23,12 @@ _FRACTION_FLAGS = tuple(FRACTION_FLAG.values())
 _MOST_REMEMBERED, _LONGEST_REMEMBERED = 4_096, 200
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,119}")
 
-_Whole = Annotated[int, Meta(ge=1, le=1_000_000_000)]
-_WholeOrNone = Annotated[int, Meta(ge=0, le=1_000_000_000)]
-_WholeOrOff = Annotated[int, Meta(ge=-1, le=1_000_000_000)]
-_PoolTokens = Annotated[int, Meta(ge=1, le=1_000_000_000_000)]
-_FractionOrBlocks = Annotated[float, Meta(ge=0.001, le=1_000_000_000.0)]
-_Text = Annotated[str, Meta(min_length=1, max_length=200)]
 
-_Degree = Annotated[int, Meta(ge=1, le=65_536)]
-_Requests = Annotated[int, Meta(ge=1, le=1_000_000)]
-_RequestsOrNone = Annotated[int, Meta(ge=0, le=1_000_000)]
+def _whole(low: int, high: int, note: str = "") -> tuple[Any, str]:
+    return Annotated[int, Meta(ge=low, le=high)], f"a whole number from {low:,} to {high:,}{note}"
 
-_WHOLE = (_Whole, "a whole number of at least 1")
+
+_MILLION, _BILLION, _TRILLION = 10**6, 10**9, 10**12
 _SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "tp", "pp", "dp", "page_size", "block_size", "nnodes")
 _VLLM_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "decode_context_parallel_size")
 _LIMITS = ("max_num_seqs", "max_num_batched_tokens", "max_batch_size", "max_prefill_tokens", "max_num_tokens")
@@ -46,23 +40,30 @@ _FRACTIONS = ("mem_fraction_static", "gpu_memory_utilization", "free_gpu_memory_
 
 _KNOWN: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(_FRACTIONS, (Fraction, "a fraction from 0.001 to 1")),
-    "cache_max_entry_count": (_FractionOrBlocks, "a fraction from 0.001 to 1, or a number of blocks over 1"),
-    **dict.fromkeys((*_SIZES, *_VLLM_SIZES, *_LIMITS, "max_seq_len", "session_len"), _WHOLE),
-    **dict.fromkeys(("max_total_tokens", "num_gpu_blocks_override"), (_PoolTokens, _WHOLE[1])),
-    **dict.fromkeys(("context_length", "max_model_len"), (_WholeOrOff, "a number of tokens (-1: the engine's choice)")),
-    "chunked_prefill_size": (_WholeOrOff, "a number of tokens (-1: off)"),
-    **dict.fromkeys((*_COUNTS, *_GRAPHS), (_WholeOrNone, "a whole number of at least 0")),
-    **dict.fromkeys(_TEXTS, (_Text, "a text of 1 to 200 characters")),
+    "cache_max_entry_count": (
+        Annotated[float, Meta(ge=0.001, le=_BILLION)],
+        f"a fraction from 0.001 to 1, or a number of blocks to {_BILLION:,}",
+    ),
+    **dict.fromkeys((*_SIZES, *_VLLM_SIZES, *_LIMITS, "max_seq_len", "session_len"), _whole(1, _BILLION)),
+    **dict.fromkeys(("max_total_tokens", "num_gpu_blocks_override"), _whole(1, _TRILLION)),
+    **dict.fromkeys(("context_length", "max_model_len"), _whole(-1, _BILLION, " (-1: the engine's choice)")),
+    "chunked_prefill_size": _whole(-1, _BILLION, " (-1: off)"),
+    **dict.fromkeys((*_COUNTS, *_GRAPHS), _whole(0, _BILLION)),
+    **dict.fromkeys(_TEXTS, (Annotated[str, Meta(min_length=1, max_length=200)], "a text of 1 to 200 characters")),
     **dict.fromkeys(_SWITCHES, (bool, "true or false")),
 }
 
+_BYTES = ("kv_cache_memory_bytes", "kv_cache_memory", "max_gpu_total_bytes")
 _ASKED: Mapping[str, tuple[Any, str]] = {
     **_KNOWN,
-    **dict.fromkeys((*_SIZES, *_VLLM_SIZES), (_Degree, "a whole number from 1 to 65,536")),
-    **dict.fromkeys(("max_num_seqs", "max_batch_size"), (_Requests, "a whole number from 1 to 1,000,000")),
-    **dict.fromkeys((*_COUNTS, *_GRAPHS), (_RequestsOrNone, "a whole number from 0 to 1,000,000")),
+    **dict.fromkeys((*_SIZES, *_VLLM_SIZES), _whole(1, 65_536)),
+    **dict.fromkeys(("max_num_seqs", "max_batch_size"), _whole(1, _MILLION)),
+    **dict.fromkeys((*_COUNTS, *_GRAPHS), _whole(0, _MILLION)),
+    **dict.fromkeys(("max_tokens", "kv_cache_max_tokens"), _whole(1, _TRILLION)),
+    **dict.fromkeys(_BYTES, _whole(1, 2**53, " of bytes, without a unit")),
 }
-"""Flags to predict for are typed by a person, and were not accepted by an engine as those of a start were."""
+"""Flags to predict for are typed by a person, and were not accepted by an engine as those of a start were: what sizes
+the pool by itself must be a number that counts."""
 
 
 KV_DTYPES: Mapping[EngineName, tuple[str, ...]] = {

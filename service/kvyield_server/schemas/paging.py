@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 from uuid import UUID
@@ -19,7 +18,6 @@ PageSize = Annotated[int, Meta(ge=1, le=500)]
 PageToken = Annotated[str, Meta(min_length=1, max_length=4_000)]
 ObservationSort = Literal["-observed_at", "observed_at", "-received_at", "received_at"]
 PairSort = Literal["-created_at", "created_at", "name", "-name", "last_start", "-last_start"]
-_UNLESS_ASKED = ("-observed_at", "-created_at", "")
 
 
 class PageQuery(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -93,34 +91,31 @@ class ObservationsQuery(ExportQuery, forbid_unknown_fields=True, kw_only=True):
     page_token: PageToken | None = None
 
 
-def page_token(value: datetime | str | None, row_id: UUID, sort: str = "") -> str:
-    """Return the token that names a row of a list by what it is sorted by there and its id."""
+def page_token(value: datetime | str | None, row_id: UUID, sort: str) -> str:
+    """Return the token that names a row of a list by what it is sorted by there and its id.
+
+    No two lists have an order of the same name, so that a token is of one list.
+    """
     text = value.isoformat() if isinstance(value, datetime) else value
-    plain = f"{text} {row_id.hex}".encode()
-    told = plain if sort in _UNLESS_ASKED else msgspec.json.encode([sort, text, row_id.hex])
-    return base64.urlsafe_b64encode(told).decode().rstrip("=")
+    return base64.urlsafe_b64encode(msgspec.json.encode([sort, text, row_id.hex])).decode().rstrip("=")
 
 
-def row_named(token: str, sort: str = "") -> tuple[datetime | str | None, UUID]:
+def row_named(token: str, sort: str) -> tuple[datetime | str | None, UUID]:
     """Return the row that a token names in a list that is sorted so.
 
     Raises:
-        FaultyBodyError: the token was not made by ``page_token``, or for another order.
+        FaultyBodyError: the token was not made by ``page_token``, or for another list or order.
     """
     try:
-        told = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)).decode()
-        if told.startswith("["):
-            made_for, text, row_id = msgspec.json.decode(told, type=tuple[str, str | None, str])
-        else:
-            made_for, (text, row_id) = "", told.split(" ")
-        found = _value(text, sort), UUID(row_id)
-    except (ValueError, OverflowError, binascii.Error):
-        detail = "page_token is not one that this service gave; take next_page_token of the page before."
-        raise FaultyBodyError([Fault("/page_token", detail)]) from None
-    if made_for != ("" if sort in _UNLESS_ASKED else sort):
-        detail = f"page_token is of a list in another order than {sort or 'this one'}; begin anew without it."
-        raise FaultyBodyError([Fault("/page_token", detail)])
-    return found
+        told = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        made_for, text, row_id = msgspec.json.decode(told, type=tuple[str, str | None, str])
+        if made_for == sort:
+            return _value(text, sort), UUID(row_id)
+    except (ValueError, OverflowError):
+        detail = "not one that this service gave; take next_page_token of the page before."
+    else:
+        detail = f"of another list, or of this one in another order than {sort}; leave it out to begin anew."
+    raise FaultyBodyError([Fault("/page_token", f"page_token is {token[:60]}: it is {detail}")])
 
 
 def _value(text: str | None, sort: str) -> datetime | str | None:

@@ -16,7 +16,8 @@ from kvyield_server.domain.facts.observation import Answer, EngineName, Hardware
 T = TypeVar("T")
 
 
-NEWEST_OBSERVED, NEWEST_CREATED = "-observed_at", "-created_at"  # what lists are sorted by unless asked otherwise
+# what lists are sorted by unless asked otherwise; a page token tells its list by this name
+NEWEST_OBSERVED, NEWEST_CREATED, NEWEST_NOTED, NEWEST_MADE = "-observed_at", "-created_at", "-at", "-made_at"
 
 
 class Role(StrEnum):
