@@ -53,7 +53,7 @@ def main() -> None:
 @DATABASE
 @click.option("--log-level", type=click.Choice(("debug", "info", "warning", "error")), help="(KVYIELD_LOG_LEVEL, info)")
 def serve(socket_path: Path | None, **given: Any) -> None:
-    """Serve the API and the pages until told to stop; what is queued is written first."""
+    """Serve the API and the pages until stopped; queued posts are written first."""
     from kvyield_server.serving import run
 
     run(settings_from(**given), socket_path)
@@ -62,7 +62,7 @@ def serve(socket_path: Path | None, **given: Any) -> None:
 @main.command("settings")
 @DATABASE
 def show_settings(database: str | None) -> None:
-    """Print the settings in effect, without the database's password; fail when the database is not one."""
+    """Print the settings in effect, without the database's password; fail when the database URL is wrong."""
     from kvyield_server.storage.connections import database_url
 
     settings = settings_from(database=database)
@@ -230,7 +230,7 @@ def export(database: str | None, form: str, pair_id: UUID | None) -> None:
 @DATABASE
 @click.argument("source", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def import_(database: str | None, source: Path) -> None:
-    """Restore what export wrote: starts with all that belongs to them, answers and what settled them.
+    """Restore what export wrote: starts with all that belongs to them, and stored answers.
 
     What the ledger has already stays as it is. The whole file is read before anything is written.
     """
@@ -293,7 +293,7 @@ def retire(database: str | None, older_than: int, target: Path) -> None:
 @main.command()
 @DATABASE
 def refit(database: str | None) -> None:
-    """Fit all pairs anew and keep the fits; one line a deployment."""
+    """Fit all pairs anew and store the fits; prints one line per deployment."""
     from kvyield_server.usecases.refit import refit as fits
 
     with _storage(settings_from(database=database)) as storage:

@@ -69,7 +69,7 @@ def test_vllm_raises_its_longest_request_to_the_target() -> None:
     assert advice.prediction.pool_tokens is not None
     assert advice.prediction.pool_tokens.low >= 200_016
     (change,) = advice.changes
-    assert change.reason.startswith("a prompt of 200,000 tokens is admitted with it")
+    assert change.reason.startswith("admits a prompt of 200,000 tokens")
 
 
 def test_vllm_wants_a_token_of_reply_beside_the_prompt() -> None:

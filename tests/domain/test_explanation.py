@@ -40,7 +40,7 @@ def on_line(position: int, fraction: float) -> Observation:
 def test_it_names_the_starts_that_it_is_based_on() -> None:
     """The starts on the line are named by their fractions, and are those of the basis."""
     advice = advised(*worked_case())
-    assert "3 starts are on it at 0.85, 0.92, 0.94" in advice.explanation
+    assert "3 starts on the line at 0.85, 0.92, 0.94" in advice.explanation
     assert set(advice.basis.observation_ids) == {start.id for start in worked_case()}
 
 
@@ -49,17 +49,17 @@ def test_it_names_what_was_set_aside_and_why() -> None:
     steady = [on_line(position, f) for position, f in enumerate((0.85, 0.87, 0.89, 0.91, 0.93))]
     far, capped = kimi(-2, 0.905, 120_000), kimi(-1, 0.95, 100_000, max_total_tokens=100_000)
     explanation = advised(*steady, far, capped).explanation
-    assert "5 starts are on it" in explanation
+    assert "5 starts on the line" in explanation
     assert "the start at 0.905 was set aside (far off the line of the other starts)" in explanation
-    assert "the start at 0.95 only bounds it (the pool was set by max_total_tokens" in explanation
+    assert "the start at 0.95 is only a bound (the pool was set by max_total_tokens" in explanation
 
 
 def test_it_says_what_physics_and_what_data_say() -> None:
     """The straight line with its slope and zero crossing, then tokens and memory at the advised fraction."""
     explanation = advised(*worked_case()).explanation
     for words in (
-        "a straight line in mem_fraction_static: 13,039 tokens per 0.01, and none at 0.7724",
-        "context_length is not in it",
+        "a straight line in mem_fraction_static: 13,039 tokens per 0.01, zero at 0.7724",
+        "context_length does not affect it",
         "200,007 tokens are needed, and 0.926 gives 200,22",
         "GiB should be free at ready",
     ):
@@ -69,7 +69,7 @@ def test_it_says_what_physics_and_what_data_say() -> None:
 def test_it_says_what_would_change_the_advice() -> None:
     """Unverified, it asks for a prompt of that length; once that was measured, it says so and asks no more."""
     first, second, third = worked_case()
-    assert "A verification prompt of 200,000 tokens" in advised(first, second, third).explanation
+    assert "send a verification prompt of 200,000 tokens" in advised(first, second, third).explanation
     check = Verification(prompt_tokens=200_000, passed=True, free_before_gib=4.2, lowest_free_gib=2.0)
     verified = advised(first, second, replace(third, verifications=(check,)))
     assert verified.status is Status.OK
@@ -102,7 +102,7 @@ def test_without_any_start_it_says_that_none_was_posted(tokens: int | None) -> N
 def test_many_starts_are_counted_not_listed() -> None:
     """Beyond a handful, starts are a number: a list of forty fractions tells a reader nothing."""
     explanation = advised(*(on_line(position, 0.85 + 0.002 * position) for position in range(40))).explanation
-    assert "40 starts are on it;" in explanation or "40 starts are on it." in explanation
+    assert "40 starts on the line;" in explanation or "40 starts on the line." in explanation
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,15 @@ from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain
 from domain.worked_starts import KIMI, kimi_flags, start
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Advice, Prediction, Question, percent
-from kvyield_server.domain.facts.observation import EngineName, Failure, Model, Observation, Outcome, Phase
+from kvyield_server.domain.facts.observation import (
+    EngineName,
+    Failure,
+    Measurements,
+    Model,
+    Observation,
+    Outcome,
+    Phase,
+)
 from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
 
@@ -153,3 +161,22 @@ def test_the_explanation_states_no_certainty() -> None:
     said = recommend(plain(EngineName.SGLANG, SGLANG_FLAGS), Question(target_tokens=4_000)).explanation
     assert "100 %" not in said
     assert "> 99.9 %" in said
+
+
+def test_the_nearest_to_a_target_out_of_reach_is_a_pool_of_some_size() -> None:
+    """A chance of almost nothing everywhere does not make a pool of no tokens the nearest answer."""
+    for target in (300_000, 800_000, 5_000_000):
+        advice = recommend(only(kimi(1, 0.85), kimi(2, 0.90)), Question(target_tokens=target))
+        pool = advice.prediction.pool_tokens
+        assert advice.status.value == "infeasible"
+        assert pool is not None
+        assert pool.median > 250_000, advice.explanation
+
+
+def test_without_any_pool_the_answer_does_not_speak_of_one() -> None:
+    """A ledger of a start that failed before its pool is asked for one that came up."""
+    failed = replace(
+        kimi(1, 0.9), outcome=Outcome.OOM_STARTUP, measurements=Measurements(), failure=Failure(phase=Phase.POOL)
+    )
+    advice = recommend(only(failed), Question(target_tokens=100_000))
+    assert advice.headline.text.startswith("Not enough evidence. No start that was posted shows a pool.")

@@ -273,7 +273,7 @@ def test_the_history_filters_by_outcome_and_host(page: Page, site: Site) -> None
     assert rows.count() == 7
     page.get_by_label("Outcome").select_option("oom_runtime")
     expect(rows).to_have_count(1)
-    expect(page.locator("#history")).to_contain_text("Died on a prompt of 180,000 tokens")
+    expect(page.locator("#history")).to_contain_text("Failed on a prompt of 180,000 tokens")
     assert "outcome=oom_runtime" in page.url
     page.get_by_label("Host").fill("gpu-02")
     page.keyboard.press("Enter")

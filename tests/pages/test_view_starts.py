@@ -39,7 +39,7 @@ def test_a_note_says_what_the_figures_do_not() -> None:
     """A retraction's reason, the deadly prompt, or the engine's own words are shown, in that order."""
     failure = Failure(phase=Phase.SERVING, message="CUDA out of memory", prompt_tokens=180_000)
     dead = observation(outcome=Outcome.OOM_RUNTIME, failure=failure)
-    assert note_of(kept(dead)) == "Died on a prompt of 180,000 tokens"
+    assert note_of(kept(dead)) == "Failed on a prompt of 180,000 tokens"
     assert note_of(kept(dead, retracted_at=NOON, retraction_reason="neighbour")) == "Retracted: neighbour"
     assert note_of(kept(observation(failure=Failure(phase=Phase.GRAPH_CAPTURE)))) == "Failed in phase graph capture"
 

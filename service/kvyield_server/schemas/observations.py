@@ -536,7 +536,10 @@ def _outcome_faults(body: ObservationIn) -> Iterator[Fault]:
         detail = "pool_tokens or kv_cache_gib is needed when outcome is ready: it is what the start yielded."
         yield Fault("/measurements/pool_tokens", detail)
     if body.failure is not None:
-        yield Fault("/failure", "failure must be null when outcome is ready; say oom_runtime if it died later.")
+        yield Fault(
+            "/failure",
+            "failure must be null when outcome is ready; give oom_runtime if the engine ran out of memory later.",
+        )
 
 
 def _verification_list_faults(items: list[VerificationIn]) -> Iterator[Fault]:

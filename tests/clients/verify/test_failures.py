@@ -65,7 +65,7 @@ def test_a_server_that_dies_without_a_word_is_failed_not_oom(run: Verify) -> Non
         report = run(process, 60_000)
     error = report.results[0].verification.error or ""
     assert (report.passed, report.outcome) == (False, "failed")
-    assert "the server died (lowest free memory seen:" in error
+    assert "the server crashed (lowest free memory seen:" in error
 
 
 def test_a_ramp_ends_at_the_first_failure(run: Verify) -> None:

@@ -21,7 +21,7 @@ COMMANDS = {
     "tune": ("kvyield.cli.tune:tune", "Restart, measure and verify the engine until the target is verified."),
     "predict": ("kvyield.cli.predict:predict", "Ask what given flags would yield."),
     "history": ("kvyield.cli.history:history", "Show the ledger, newest start first."),
-    "correct": ("kvyield.cli.correct:correct", "Put wrong facts of a start in the ledger right."),
+    "correct": ("kvyield.cli.correct:correct", "Correct wrong facts of a start in the ledger."),
     "spool": ("kvyield.cli.spooling:spool", "Show, send or drop what waits on disk."),
     "doctor": ("kvyield.cli.checkup:doctor", "Check service, token, engine, GPU and log, and say what to do."),
     "mcp": ("kvyield.cli.agents:mcp", "Serve the tools for agents over standard input and output."),
@@ -31,8 +31,8 @@ COMMANDS = {
 EPILOG = """
 Exit codes: 0 done, also when the service is away and the observation waits in the spool (a note says so;
 --spooled-exit-code asks for another); 1 something failed; 2 wrong usage; 3 the service refused; 4 the service cannot
-be had and the command needs its answer; 5 the advice is below what --require asked for; 70 a fault of
-kvyield; 130 interrupted.
+be reached and the command needs its answer; 5 the advice is worse than --require allows; 70 a bug in kvyield; 130
+interrupted.
 
 Settings: options, then KVYIELD_URL, KVYIELD_TOKEN, KVYIELD_SPOOL and KVYIELD_SERVER_KEY (the engine's API key), then
 ~/.config/kvyield/config.toml.

@@ -33,9 +33,13 @@ def selector_options(function: Function) -> Function:
         click.option("--gpu-count", type=click.IntRange(1), help="GPUs that the engine uses."),
         click.option("--engine", type=click.Choice(ENGINES), help="The engine."),
         click.option("--engine-version", help="Its version."),
-        click.option("--pair", "pair_id", metavar="ID", help="Hardware and model by the pair's id."),
-        click.option("--like", metavar="ID", help="An observation: its deployment is meant."),
-        click.option("--host", help="Whose newest start fills what is not said.  [default: this host's]"),
+        click.option("--pair", "pair_id", metavar="ID", help="The pair (one hardware and one model), by its id."),
+        click.option(
+            "--like",
+            metavar="ID",
+            help="Ask about this observation's deployment (engine, version, parallel layout, KV dtype).",
+        ),
+        click.option("--host", help="The host whose newest start fills in what is not given.  [default: this host's]"),
     ]
     for option in reversed(options):
         function = option(function)

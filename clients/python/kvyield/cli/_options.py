@@ -75,14 +75,18 @@ def service_options_beside(function: Function) -> Function:
 
 def local_option(function: Function) -> Function:
     """``--local``."""
-    told = "A ledger of this host's own instead of a service, as with KVYIELD_URL=local; needs kvyield[local]."
+    told = "Use a ledger on this host, not a service, as with KVYIELD_URL=local; needs kvyield[local]."
     return _all([click.option("--local", "is_local", is_flag=True, help=told)], function)
 
 
 def _service() -> list[Callable[[Any], Any]]:
     return [
-        click.option("--url", help="The service.  [default: KVYIELD_URL, config file, http://127.0.0.1:8321]"),
-        click.option("--token", help="Its token; KVYIELD_TOKEN is better, since other users can see options."),
+        click.option(
+            "--url", help="The service's address.  [default: KVYIELD_URL, config file, http://127.0.0.1:8321]"
+        ),
+        click.option(
+            "--token", help="The service's token; KVYIELD_TOKEN is safer: other users of this host can see options."
+        ),
         click.option(
             "--ca-file",
             metavar="FILE",
@@ -116,7 +120,7 @@ def source_options(function: Function) -> Function:
         click.option("--kubernetes", metavar="POD", help="The log of a pod."),
         click.option("--namespace", help="The pod's namespace."),
         click.option("--container", help="The container in the pod."),
-        click.option("--previous", is_flag=True, help="The pod's container that died before this one."),
+        click.option("--previous", is_flag=True, help="The pod's previous container, the one that crashed."),
         click.option("--since", help="Only what was logged since then (journal, docker, kubernetes)."),
     ]
     return _all(options, function)
@@ -124,7 +128,7 @@ def source_options(function: Function) -> Function:
 
 def size_option(function: Function) -> Function:
     """``--max-bytes``."""
-    told = "Bytes read of one log, unpacked.  [default: 17179869184, 16 GiB]"
+    told = "Most bytes to read of one log, uncompressed.  [default: 17179869184, 16 GiB]"
     return _all([click.option("--max-bytes", type=click.IntRange(1), help=told)], function)
 
 
@@ -140,14 +144,16 @@ def fact_options(function: Function) -> Function:
         click.option("--host", help="The host's name."),
         click.option("--engine", type=click.Choice(ENGINES), help="The engine, when the log does not show it."),
         click.option("--engine-version", help="The engine's version."),
-        click.option("--flag", "flags", multiple=True, metavar="NAME=VALUE", help="A flag that the log does not tell."),
+        click.option("--flag", "flags", multiple=True, metavar="NAME=VALUE", help="A flag that the log does not show."),
         click.option(
             "--timezone",
             type=time_zone,
             metavar="ZONE",
-            help="Zone of log times that name none.  [default: this host's]",
+            help="Time zone of log times that have none.  [default: this host's]",
         ),
-        click.option("--take-unfinished", is_flag=True, help="Take a start whose log ends after its pool as ready."),
+        click.option(
+            "--take-unfinished", is_flag=True, help="Count a start as ready when its log ends after the pool."
+        ),
     ]
     return _all(options, function)
 

@@ -63,7 +63,7 @@ def verification_options(function: Function) -> Function:
         click.option("--timeout", type=click.FloatRange(1), help="Seconds for one prompt.  [default: by the estimate]"),
         click.option("--route", type=click.Choice(("generate", "completions", "chat")), help="How to send prompts."),
         click.option("--seed", type=click.IntRange(0), help="Makes the same prompts again."),
-        click.option("--force", is_flag=True, help="Send the prompt though this is not the start that is meant."),
+        click.option("--force", is_flag=True, help="Send the prompt even if the server is another start."),
     ]
     for option in reversed(options):
         function = option(function)

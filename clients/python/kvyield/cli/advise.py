@@ -42,9 +42,9 @@ def advise(ctx: click.Context, /, **given: Any) -> None:
     """Read logs and advise flags in one: `import` and `recommend`, with no service.
 
     The starts go to a ledger of this host's own (as with --local), unless KVYIELD_URL, --url or the configuration file
-    names a service. What is asked about is, where it is not given, what the newest start of the logs is of. Without any
-    log the answer is an estimate from --model-config, --gpu, --gpu-count, --gpu-memory-gib and --engine. With --json
-    standard output is the answer alone.
+    names a service. Model, GPU and engine, where not given, are those of the newest start in the logs. Without any log
+    the answer is an estimate from --model-config, --gpu, --gpu-count, --gpu-memory-gib and --engine. With --json
+    standard output holds the answer alone.
     """
     settings = settings_of(given)
     if settings.sources["url"] == "default":

@@ -35,22 +35,24 @@ _MEMORY = click.FloatRange(0, min_open=True)
 @click.option("--gpu", help="The GPU model, with its MIG profile.")
 @click.option("--gpu-count", type=click.IntRange(1), help="GPUs that the engine used.")
 @click.option("--gpu-memory-gib", type=_MEMORY, help="Memory of one GPU in GiB, as the engine's framework sees it.")
-@click.option("--driver-memory-gib", type=_MEMORY, help="Memory of one GPU in GiB, as the driver tells it.")
+@click.option("--driver-memory-gib", type=_MEMORY, help="Memory of one GPU in GiB, as the driver reports it.")
 @click.option("--unified-memory/--own-memory", default=None, help="Whether the GPU uses the host's memory.")
 @click.option("--model", help="The model's name.")
 @click.option("--model-revision", help="The model's revision.")
 @click.option("--engine", type=click.Choice(ENGINES), help="The engine.")
 @click.option("--engine-version", help="The engine's version.")
 @click.option("--engine-variant", help="The fork's name.")
-@click.option("--flag", "flags", multiple=True, metavar="NAME=VALUE", help="A flag as it really was; may be repeated.")
+@click.option(
+    "--flag", "flags", multiple=True, metavar="NAME=VALUE", help="The right value of a flag; may be repeated."
+)
 @click.option("--reason", default="corrected with kvyield correct", show_default=True, help="Why, for the history.")
 @click.option("--json", "as_json", is_flag=True, help="The corrected observation as one JSON object.")
 @service_options
 def correct(observation_id: str, as_json: bool, **given: Any) -> None:
-    """Put wrong facts of a start in the ledger right; the former values stay readable in its history.
+    """Correct wrong facts of a start in the ledger; the former values stay readable in its history.
 
-    A token that posts may correct what it posted, an admin's anything. `kvyield history --json` tells ids. What was
-    measured is not corrected: a start whose figures are wrong is retracted.
+    A token of the role ingest may correct what it posted, one of the role admin anything. `kvyield history --json`
+    shows ids. Measurements are not corrected: a start whose figures are wrong is retracted.
     """
     parts = _parts(given)
     if not parts:

@@ -42,7 +42,7 @@ _CHANGE_HEADINGS = ("changed", "by", "what", "~?reason", "~field", "~old value",
 @click.command()
 @click.argument("observation_id", required=False, metavar="[ID]")
 @click.option("--model", help="Only this model; its owner, case and punctuation may be left out.")
-@click.option("--gpu", help="Only this GPU model, as loosely written.")
+@click.option("--gpu", help="Only this GPU model, written as loosely.")
 @click.option("--engine", type=click.Choice(ENGINES), help="Only this engine.")
 @click.option("--outcome", type=click.Choice(OUTCOMES), help="Only this outcome.")
 @click.option("--host", help="Only this host.")
@@ -58,7 +58,7 @@ _CHANGE_HEADINGS = ("changed", "by", "what", "~?reason", "~field", "~old value",
 def history(observation_id: str | None, limit: int, as_json: bool, **given: Any) -> None:
     """Show the ledger, newest start first; with an ID one start and what was changed in it, by whom and why.
 
-    Several names that --model or --gpu may mean are listed, with exit code 3.
+    If --model or --gpu matches several names, they are listed and the exit code is 3.
     """
     filters = {name: value for name, value in given.items() if name not in SERVICE_OPTIONS}
     wanted = one_of("ID", observation_id)

@@ -60,10 +60,15 @@ RESULTS = (
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...")
 @fact_options
 @size_option
-@click.option("--jobs", type=click.IntRange(1), help="Processes that read.  [default: one a core]")
+@click.option("--jobs", type=click.IntRange(1), help="Processes that read.  [default: one per core]")
 @click.option("--dry-run", is_flag=True, help="Post nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, exactly as posted.")
-@click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
+@click.option(
+    "--spooled-exit-code",
+    type=click.IntRange(0, 125),
+    default=DONE,
+    help="Exit code when the result waits in the spool.",
+)
 @service_options
 @click.pass_context
 def import_logs(ctx: click.Context, /, **given: Any) -> None:

@@ -47,7 +47,12 @@ ENGINE_SECONDS = 15.0
 @click.option("--dry-run", is_flag=True, help="Post nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, exactly as posted.")
 @click.option("--explain", "explained", is_flag=True, help="Show for each value the line that it came from.")
-@click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
+@click.option(
+    "--spooled-exit-code",
+    type=click.IntRange(0, 125),
+    default=DONE,
+    help="Exit code when the result waits in the spool.",
+)
 @service_options
 @click.pass_context
 def observe(ctx: click.Context, /, **given: Any) -> None:

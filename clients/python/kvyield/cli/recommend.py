@@ -44,20 +44,26 @@ def question_options(function: Function) -> Function:
             required=True,
             help="The longest prompt that must fit: 200000, 200_000, 200k or 1m (k = 1,000).",
         ),
-        click.option("--reply-tokens", type=token_count(0), help="Tokens of the answer.  [default: 0]"),
-        click.option("--concurrent", type=click.IntRange(1), help="Such prompts at once.  [default: 1]"),
-        click.option("--max-running-requests", type=click.IntRange(1), help="Hold this flag."),
+        click.option("--reply-tokens", type=token_count(0), help="Tokens of the reply to it.  [default: 0]"),
         click.option(
-            "--confidence", type=click.FloatRange(0.5, 0.9999), help="Wanted of pool and memory each.  [default: 0.95]"
+            "--concurrent", type=click.IntRange(1), help="Number of such prompts at the same time.  [default: 1]"
         ),
-        click.option("--prompt-need-gib", type=click.FloatRange(0), help="Instead of the model's own prompt need."),
-        click.option("--kv-cache-dtype", help="Hold this flag."),
-        click.option("--chunked-prefill-size", type=int, help="Hold this flag."),
+        click.option("--max-running-requests", type=click.IntRange(1), help="Advise only with this value of the flag."),
+        click.option(
+            "--confidence",
+            type=click.FloatRange(0.5, 0.9999),
+            help="Probability wanted, of pool and of memory.  [default: 0.95]",
+        ),
+        click.option(
+            "--prompt-need-gib", type=click.FloatRange(0), help="Memory that a prompt takes, if you know it better."
+        ),
+        click.option("--kv-cache-dtype", help="Advise only with this value of the flag."),
+        click.option("--chunked-prefill-size", type=int, help="Advise only with this value of the flag."),
         click.option(
             "--prefer",
             type=click.Choice(("keep", "headroom", "pool")),
-            help="What runs where it answers, else the nearest; or the smallest, or the largest fraction.  "
-            "[default: keep]",
+            help="keep: what runs if it holds the target, else the nearest fraction; headroom: the smallest; pool: the "
+            "largest.  [default: keep]",
         ),
         click.option("--format", "text_format", type=click.Choice(FORMATS), help="Print only this."),
         click.option("--diff", "as_diff", is_flag=True, help="Print only how the running flags change."),
@@ -76,7 +82,9 @@ def question_options(function: Function) -> Function:
 @click.command()
 @question_options
 @click.option("--model-config", metavar="FILE", help="The model's config.json, for a model without any start.")
-@click.option("--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="With it: memory of one GPU.")
+@click.option(
+    "--gpu-memory-gib", type=click.FloatRange(0, min_open=True), help="With --model-config: memory of one GPU."
+)
 @click.option("--store", is_flag=True, help="Store the answer; `observe --recommendation ID` compares it with a start.")
 @selector_options
 @service_options
@@ -85,7 +93,7 @@ def recommend(ctx: click.Context, /, **given: Any) -> None:
     """Ask for the memory flags that hold a prompt of a given length, and what they put at risk.
 
     Advice that is at risk or infeasible is an answer too: exit code 0, unless --require asks for more. With --format
-    args standard output holds flags or nothing; what is to be said about them goes to standard error.
+    args standard output holds flags or nothing; notes about them go to standard error.
     """
     settings = settings_of(given)
     with client_of(settings, is_one_question=True) as client:

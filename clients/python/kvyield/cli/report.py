@@ -40,16 +40,21 @@ if TYPE_CHECKING:
 @fact_options
 @click.option("--dry-run", is_flag=True, help="Post nothing.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, as posted, its verifications inside.")
-@click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
+@click.option(
+    "--spooled-exit-code",
+    type=click.IntRange(0, 125),
+    default=DONE,
+    help="Exit code when the result waits in the spool.",
+)
 @service_options_beside
 @click.pass_context
 def report(ctx: click.Context, /, **given: Any) -> None:
     """Read the running engine's start, post it, verify it, and post the verification.
 
-    The newest start of the log is meant; without a log the engine's endpoints alone tell of it. Before a prompt is sent
-    log and server are compared, and the start is posted: a service that refuses it ends the command with exit code 3;
-    one that cannot be reached is said, and all waits in the spool. Exit code 1: the prompt was not served whole, or the
-    answer was wrong (it is posted all the same).
+    The start is the newest of the log; without a log, the engine's endpoints describe it. Log and server are compared
+    and the start is posted before a prompt is sent. If the service refuses the start, the command ends with exit code
+    3; if it cannot be reached, a note says so and everything waits in the spool. Exit code 1: the prompt was not served
+    whole, or the answer was wrong (it is posted all the same).
     """
     settings = settings_of(given)
     with Session(given, ctx.obj) as session:

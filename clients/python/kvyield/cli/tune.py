@@ -50,13 +50,22 @@ KEPT = ("server", "journal", "log_file", "docker", "engine", "model", "gpu", "gp
 def _goal_options(function: Function) -> Function:
     options = [
         click.option("--target-tokens", type=token_count(1), help="The prompt that must be served: 200000, 200k, 1m."),
-        click.option("--concurrent", type=click.IntRange(1), default=1, help="Such prompts at once.  [default: 1]"),
-        click.option("--reply-tokens", type=token_count(0), help="Tokens of the answer.  [default: 0]"),
-        click.option("--confidence", type=click.FloatRange(0.5, 0.9999), help="Wanted of pool and memory each."),
-        click.option("--prompt-need-gib", type=click.FloatRange(0), help="Instead of the model's own prompt need."),
-        click.option("--max-running-requests", type=click.IntRange(1), help="Hold this flag."),
-        click.option("--kv-cache-dtype", help="Hold this flag."),
-        click.option("--chunked-prefill-size", type=int, help="Hold this flag."),
+        click.option(
+            "--concurrent",
+            type=click.IntRange(1),
+            default=1,
+            help="Number of such prompts at the same time.  [default: 1]",
+        ),
+        click.option("--reply-tokens", type=token_count(0), help="Tokens of the reply to it.  [default: 0]"),
+        click.option(
+            "--confidence", type=click.FloatRange(0.5, 0.9999), help="Probability wanted, of pool and of memory."
+        ),
+        click.option(
+            "--prompt-need-gib", type=click.FloatRange(0), help="Memory that a prompt takes, if you know it better."
+        ),
+        click.option("--max-running-requests", type=click.IntRange(1), help="Advise only with this value of the flag."),
+        click.option("--kv-cache-dtype", help="Advise only with this value of the flag."),
+        click.option("--chunked-prefill-size", type=int, help="Advise only with this value of the flag."),
         click.option("--prefer", type=click.Choice(("keep", "headroom", "pool")), help="See `kvyield recommend`."),
     ]
     return _all(options, function)
@@ -68,7 +77,7 @@ def _launch_options(function: Function) -> Function:
         click.option("--user", "is_user", is_flag=True, help="The unit is one of your own (systemctl --user)."),
         click.option("--write", "write_file", metavar="FILE", help="Flags go to this file."),
         click.option("--format", "file_format", type=click.Choice(("args", "systemd", "compose")), help="Its format."),
-        click.option("--restart-command", metavar="COMMAND", help="Starts the engine anew after --write."),
+        click.option("--restart-command", metavar="COMMAND", help="Restarts the engine after --write."),
         click.option("--server", metavar="URL", help="Where the engine answers.  [default: from the command line]"),
         click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="Its API key.  [default: KVYIELD_SERVER_KEY]"),
         click.option("--served-model", help="The model to ask, when the server has several."),
@@ -81,18 +90,30 @@ def _launch_options(function: Function) -> Function:
 
 def _loop_options(function: Function) -> Function:
     options = [
-        click.option("--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="To new flags."),
-        click.option("--yes", is_flag=True, help="Do not ask before a restart."),
-        click.option("--restart-busy", is_flag=True, help="Restart though requests are in flight."),
         click.option(
-            "--idle-timeout", type=click.FloatRange(0), default=60.0, show_default=True, help="Wait so long for them."
+            "--max-restarts", type=click.IntRange(0), default=3, show_default=True, help="Restarts to new flags."
+        ),
+        click.option("--yes", is_flag=True, help="Do not ask before a restart."),
+        click.option("--restart-busy", is_flag=True, help="Restart even while requests are in flight."),
+        click.option(
+            "--idle-timeout",
+            type=click.FloatRange(0),
+            default=60.0,
+            show_default=True,
+            help="Seconds to wait for them.",
         ),
         click.option(
             "--start-timeout", type=click.FloatRange(1), help="Seconds for a start.  [default: from the ledger]"
         ),
-        click.option("--stop-timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="And to end."),
         click.option(
-            "--memory-timeout", type=click.FloatRange(0), default=120.0, show_default=True, help="For free memory."
+            "--stop-timeout", type=click.FloatRange(0.1), default=30.0, show_default=True, help="Seconds to end it."
+        ),
+        click.option(
+            "--memory-timeout",
+            type=click.FloatRange(0),
+            default=120.0,
+            show_default=True,
+            help="Seconds for its GPU memory to be free again.",
         ),
         click.option("--prompt-timeout", "timeout", type=click.FloatRange(1), help="Seconds for one prompt."),
         click.option("--no-answer-check", is_flag=True, help="For a model that cannot give the answer."),

@@ -31,20 +31,25 @@ if TYPE_CHECKING:
 @click.option("--observation", metavar="ID", help="Add the verifications to this observation in the ledger.")
 @no_gpu_option("Do not sample this host's GPUs.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per line, exactly as posted.")
-@click.option("--spooled-exit-code", type=click.IntRange(0, 125), default=DONE, help="When the service is away.")
+@click.option(
+    "--spooled-exit-code",
+    type=click.IntRange(0, 125),
+    default=DONE,
+    help="Exit code when the result waits in the spool.",
+)
 @service_options_beside
 @click.pass_context
 def verify(ctx: click.Context, /, **given: Any) -> None:
     """Send a prompt of a given length to the running engine and check that it was read.
 
-    The prompt is made here: random words, one hidden fact, a question for it. The prefix cache is flushed, tokens are
-    counted by the engine, and the lowest free memory of its GPUs is kept. With --log, --journal, --docker or
-    --kubernetes the engine's own words tell a run-time OOM from another death.
+    The prompt is made here: random words, one hidden fact and a question about it. The prefix cache is flushed, tokens
+    are counted by the engine, and the lowest free memory of its GPUs is recorded. With --log, --journal, --docker or
+    --kubernetes the engine's log tells an out-of-memory failure from another crash.
 
     With --observation the service, the token, the observation, the engine and the GPUs are checked before the prompt is
-    sent: a service that cannot be reached is said, and the result waits in the spool; one that refuses ends it with
-    exit code 3. Exit code 1: the prompt was not served whole, or the answer was wrong (the memory counts all the same);
-    4: no engine answers there.
+    sent. If the service cannot be reached, a note says so and the result waits in the spool; if it refuses, the command
+    ends with exit code 3. Exit code 1: the prompt was not served whole, or the answer was wrong (the memory counts all
+    the same); 4: no engine answers there.
     """
     observation_id = one_of("--observation", given["observation"])
     settings = settings_of(given)

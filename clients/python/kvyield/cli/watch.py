@@ -79,9 +79,9 @@ _SYSTEM_ONLY = ("Wants=", "After=", "DynamicUser=", "SupplementaryGroups=", "Pro
 def watch(**given: Any) -> None:
     """Follow an engine's log and post every start as it becomes ready, or fails.
 
-    A start that dies later, out of memory say, is posted once more with that outcome. The watch may be stopped and
-    started at any time: what it has posted it does not post again, and what the service did not take waits in the
-    spool and is sent when the service is back.
+    A start that crashes later, out of memory for example, is posted once more with that outcome. The watch may be
+    stopped and started at any time: it posts nothing twice, and what the service did not take waits in the spool until
+    the service is back.
     """
     if given["unit"]:
         click.echo(unit_text(sys.argv[1:], given), nl=False)

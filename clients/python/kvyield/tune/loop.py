@@ -275,12 +275,12 @@ class Tune:
         if self.memory.is_held:
             end = accounts.no_evidence(end)
         sent = end.draft["failure"]["prompt_tokens"] if end.draft["failure"] else None
-        of = f" of a prompt of {sent:,} tokens" if sent else ""
-        self.desk.say(f"the engine died{of} ({end.draft['outcome']}) with {self._flags_text()}")
+        where = f" on a prompt of {sent:,} tokens" if sent else ""
+        self.desk.say(f"the engine crashed{where} ({end.draft['outcome']}) with {self._flags_text()}")
         self.ledger.end(row, end)
         self._failed.append(self._flags(row.start))
         self._round = msgspec.structs.replace(self._round, outcome=end.draft["outcome"])
-        self._end_round("continue", "the engine died while it was verified")
+        self._end_round("continue", "the engine crashed while it was verified")
         self._restore()
 
     def _passed(self, row: Row) -> None:

@@ -325,8 +325,8 @@ class _Run:
         lowest = samples.lowest_free_gib if samples else None
         low = f" (lowest free memory seen: {lowest:.2f} GiB)" if lowest is not None else ""
         if is_out_of_memory(self._last_words()):
-            return "oom_runtime", f"the server ran out of GPU memory and died{low}"
-        return "failed", f"the server died{low}; its log says why"
+            return "oom_runtime", f"the server ran out of GPU memory{low}"
+        return "failed", f"the server crashed{low}; its log says why"
 
     @contextlib.contextmanager
     def _sampling(self) -> Iterator[MemorySampler | None]:

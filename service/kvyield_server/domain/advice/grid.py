@@ -31,6 +31,8 @@ MOST_GIB = 1000.0
 """More than any GPU has, where its memory is not known."""
 LEAST_JOINT = 0.05
 """A chance below this is not advice."""
+_OUT_OF_REACH = 1e-4
+"""Below it the tails of the fitted distributions would choose, which a fraction of almost nothing wins."""
 _SPARE = 1.02
 """Bytes or blocks that fix the pool are set this much larger than the need, for whole blocks and padding."""
 _MEBIBYTE = 2**20
@@ -289,7 +291,8 @@ def _run_around(option: Option, meets: Mask, index: int) -> tuple[float, float]:
 def _least_bad(option: Option, able: Mask, sure: Mask) -> int:
     """Return the smallest fraction whose pool holds with the confidence, else the one with the best joint chance.
 
-    One that a start was made with stays where a smaller one would hardly be likelier.
+    One that a start was made with stays where a smaller one would hardly be likelier. Where no pool comes near
+    the target it is the largest at which the engine would start.
     """
     joint = option.joint
     holding = np.flatnonzero(able & sure)
@@ -300,7 +303,8 @@ def _least_bad(option: Option, able: Mask, sure: Mask) -> int:
         return near if stays else int(holding[0])
     if able.any():
         best = int(np.argmax(np.where(able, joint, -1.0)))
-        if joint[best] > 0.0 or option.fractions.size == 1:
+        is_reachable = bool(option.holds[able].max() >= _OUT_OF_REACH)
+        if option.fractions.size == 1 or (is_reachable and joint[best] > 0.0):
             return best
         return int(np.flatnonzero(able)[-1])
     return int(np.argmax(joint)) if option.is_allowed.any() and option.starts is None else 0

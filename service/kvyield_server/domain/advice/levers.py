@@ -34,7 +34,7 @@ _AROUND = 60
 """Steps of 0.001 on each side of the fraction advised at which a lever is evaluated; beyond, in steps of 0.01."""
 _SPECULATIVE_REQUESTS, _FEWEST_REQUESTS = 48, 2048
 """SGLang's own running requests with and without a draft model, where none are set."""
-_FREE = "no quality or speed"
+_FREE = "no loss of quality or speed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def levers(case: Case, choice: Choice) -> tuple[Lever, ...]:
 
 
 def _chance(choice: Choice) -> float:
-    """Return the joint probability; half of it where such a prompt was not served at flags no heavier."""
+    """Return the joint probability; half of it where such a prompt failed under these or lighter flags."""
     return choice.chance * (0.5 if choice.unserved is not None else 1.0)
 
 
@@ -141,9 +141,9 @@ def _without_hold(case: Case, choice: Choice) -> Iterator[_Candidate]:
     flag, context = case.fraction_flag, case.names.context
     if choice.binding == "context_length":
         needed: dict[str, Scalar] = {context: context_needed(case.engine, case.question)}
-        yield _Candidate(needed, f"{_FREE}: a longer context than the one held", 1.0, frees=context)
+        yield _Candidate(needed, f"{_FREE}: a longer context than the one fixed", 1.0, frees=context)
     elif flag in case.held:
-        yield _Candidate({}, f"{_FREE}: another fraction than the one held", 1.0, frees=flag)
+        yield _Candidate({}, f"{_FREE}: another fraction than the one fixed", 1.0, frees=flag)
 
 
 def _raised(case: Case, choice: Choice) -> Iterator[_Candidate]:
@@ -155,7 +155,7 @@ def _raised(case: Case, choice: Choice) -> Iterator[_Candidate]:
     if option.joint[best] - option.joint[choice.index] >= _LEAST_GAIN:
         way = "raised" if best > choice.index else "lowered"
         raised: dict[str, Scalar] = {case.fraction_flag: float(option.fractions[best])}
-        yield _Candidate(raised, f"{_FREE}: a {way} fraction, where pool and memory together are likeliest", 1.0)
+        yield _Candidate(raised, f"{_FREE}: a {way} fraction, where pool and memory most likely suffice", 1.0)
 
 
 def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
@@ -166,8 +166,8 @@ def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
         {names.chunk} if is_latent_attention(case.model.model.facts) and case.engine is EngineName.SGLANG else set()
     )
     for key, value, floor, cost, weight in (
-        (names.requests, _requests(case, flags), at_once, "fewer requests run at the same time", 1.0),
-        (names.chunk, positive(flags, names.chunk), 1024, "slower prefill: smaller chunks of the prompt", 1.2),
+        (names.requests, _requests(case, flags), at_once, "fewer requests at the same time", 1.0),
+        (names.chunk, positive(flags, names.chunk), 1024, "slower prefill: smaller chunks", 1.2),
         (names.graph_batch, _graph_batch(case, flags), 8, "larger batches decode without graphs, and slower", 1.5),
     ):
         if key is None or value is None or value <= floor or key in case.held or key in useless:
@@ -177,7 +177,7 @@ def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
             yield _Candidate({key: less}, cost, weight)
     needed, admitted = context_needed(case.engine, case.question), context_of(case, flags)
     if names.context not in case.held and admitted is not None and admitted > needed:
-        yield _Candidate({names.context: needed}, "no longer requests than the one asked for", 1.0)
+        yield _Candidate({names.context: needed}, "longer requests are refused", 1.0)
 
 
 def _requests(case: Case, flags: dict[str, Scalar]) -> int | None:
@@ -205,7 +205,7 @@ _VLLM_GRAPHS = 512
 def _costlier(case: Case, choice: Choice) -> Iterator[_Candidate]:
     names, flags, gpus = case.names, choice.option.flags, case.model.hardware.gpu_count
     if names.kv_dtype not in case.held and _kv_bytes(case, flags) > 1.0:
-        yield _Candidate({names.kv_dtype: names.half_kv}, "some accuracy: keys and values are kept in 8 bits", 3.0)
+        yield _Candidate({names.kv_dtype: names.half_kv}, "some accuracy: 8-bit keys and values", 3.0)
     if names.speculation is not None and speculation(flags) and names.speculation not in case.held:
         option = f"--{names.speculation.replace('_', '-')}"
         yield _Candidate({names.speculation: None}, f"slower decoding: remove {option}, no draft model", 3.0)

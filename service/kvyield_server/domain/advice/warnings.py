@@ -56,7 +56,7 @@ def _context_length(case: Case, choice: Choice, changes: Sequence[Change]) -> It
     if changed or must_grow or name in case.held or len(lengths) > 1:
         yield Caution(
             code="context_length_does_not_grow_pool",
-            detail=f"{name} only says what one request may ask for: it does not grow the pool{_unmoved(starts, name)}. "
+            detail=f"{name} only limits the length of one request: it does not grow the pool{_unmoved(starts, name)}. "
             f"{case.fraction_flag} does.",
         )
     needed, longest, admitted = (
@@ -76,7 +76,8 @@ def _context_length(case: Case, choice: Choice, changes: Sequence[Change]) -> It
     held = positive(case.held, name)
     if held is not None and held < needed:
         yield Caution(
-            code="held_flag_too_small", detail=f"{name} is held at {held:,}, and the request needs {needed:,}."
+            code="held_flag_too_small",
+            detail=f"The question fixes {name} at {held:,}, but the request needs {needed:,}.",
         )
 
 
@@ -98,11 +99,9 @@ def _nothing_changes(case: Case, *, is_kept: bool) -> Iterator[Caution]:
     if case.runs is None:
         return
     if is_kept:
-        yield Caution(
-            code="flags_equal_running", detail="These are the flags of what runs: there is nothing to restart."
-        )
+        yield Caution(code="flags_equal_running", detail="These are the flags of what runs: no restart is needed.")
     elif case.held and all(case.runs.flags.get(key, ...) == value for key, value in case.held.items()):
-        detail = f"The flags given ({', '.join(case.held)}) are those of what runs: giving them changes nothing."
+        detail = f"The flags given ({', '.join(case.held)}) are those of what runs: they change nothing."
         yield Caution(code="flags_equal_running", detail=detail)
 
 
@@ -111,8 +110,8 @@ def _not_served(choice: Choice) -> Iterator[Caution]:
     if check is not None:
         why = f" ({check.error})" if check.error else ""
         detail = (
-            f"A prompt of {check.prompt_tokens:,} tokens was sent at flags no heavier and was not served{why}: verify "
-            "again before relying on it."
+            f"A prompt of {check.prompt_tokens:,} tokens failed under these or lighter flags{why}: verify again before "
+            "relying on it."
         )
         yield Caution(code="prompt_not_served", detail=detail)
 
@@ -130,7 +129,7 @@ def _never_came_up(case: Case, choice: Choice) -> Iterator[Caution]:
         before = start.measurements.free_before_load_gib or 0.0
         detail = (
             f"The newest start under these very flags {what} while it served{said}. Only {before:.1f} GiB were free "
-            "before it loaded: see what else holds the GPU; most often an engine that has not ended."
+            "before it loaded: check what else uses the GPU; most often an engine that has not ended."
         )
         yield Caution(code="memory_held_elsewhere", detail=detail)
         return
@@ -153,11 +152,13 @@ def _never_verified(case: Case, choice: Choice) -> Iterator[Caution]:
         if longest is None and choice.unserved is not None:
             had = "no prompt has passed a verification yet"
         growth = (
-            " and with this model's attention the need grows with the prompt"
+            ", and with this model's attention the need grows with the prompt"
             if is_latent_attention(case.model.model.facts)
             else ""
         )
-        yield Caution(code="nothing_verified_at_this_length", detail=f"Asked for {target:,} tokens: {had}{growth}.")
+        yield Caution(
+            code="nothing_verified_at_this_length", detail=f"Not verified at {target:,} tokens: {had}{growth}."
+        )
     name = case.names.chunk
     chunk = positive(choice.flags, name)
     verified = {
@@ -172,12 +173,12 @@ def _memory(case: Case, choice: Choice) -> Iterator[Caution]:
     impossible = choice.impossible_gib
     if free is None and impossible is not None:
         detail = (
-            f"Free memory would be {impossible:,.0f} GiB by what was posted, which no such GPU has: it is left out. A "
+            f"By what was posted, free memory would be {impossible:,.0f} GiB, which no such GPU has: it is left out. A "
             "figure or flag is wrong, or far beyond this GPU."
         )
         yield Caution(code="impossible_free_memory", detail=detail)
     elif free is None:
-        detail = "Nothing tells the GPU's memory: post free_at_ready_gib, or hardware.memory_gib."
+        detail = "The GPU's memory is unknown: post free_at_ready_gib, or hardware.memory_gib."
         yield Caution(code="free_memory_unknown", detail=detail)
     if death is not None:
         known, version = case.model.summary.engine_version, death.engine.version

@@ -19,7 +19,7 @@ _BINDING = {
     "free_memory": "the fraction that the target needs leaves no memory free",
     "headroom": "the memory left free is less than what such a prompt takes",
     "out_of_memory": "the fraction that the target needs is not below one that already ran out of memory",
-    "context_length": "the context length held by the question is shorter than the request",
+    "context_length": "the context length that the question fixes is shorter than the request",
     "input_limit": "the engine printed an input limit that is shorter than the prompt",
 }
 
@@ -47,7 +47,7 @@ def reason(case: Case, choice: Choice, key: str, pool_tokens: float) -> str:
     if key == names.context:
         return _reason_of_context(case, choice)
     if key == names.requests:
-        return "as many requests are asked for at the same time"
+        return "the question asks for as many requests at the same time"
     if choice.flags.get(key) is None:
         return f"remove it: with it the pool is not what {names.fraction} gives"
     return f"it sets the pool, and prompts of {target:,} tokens need {choice.option.needed_tokens:,} tokens of pool"
@@ -58,14 +58,14 @@ def _reason_of_fraction(choice: Choice, pool_tokens: float) -> str:
     if choice.is_met:
         which = {
             "headroom": "the smallest fraction whose pool holds {0} tokens; the rest stays free for prompts",
-            "pool": "the largest fraction that holds {0} tokens and leaves a prompt its memory",
-        }.get(prefer, "the nearest fraction that holds {0} tokens and leaves a prompt its memory")
+            "pool": "the largest fraction whose pool holds {0} tokens with memory left for a prompt",
+        }.get(prefer, "the nearest fraction whose pool holds {0} tokens with memory left for a prompt")
         return which.format(f"{needed:,}")
     if choice.holds >= choice.option.case.question.confidence:
-        return (
-            f"the smallest fraction whose pool holds {needed:,} tokens; whether a prompt finds its memory is not sure"
-        )
-    beside = f"short of the {needed:,} needed" if pool_tokens < needed else f"likely, not surely, the {needed:,} needed"
+        return f"the smallest fraction whose pool holds {needed:,} tokens; a prompt may not have enough memory"
+    beside = (
+        f"short of the {needed:,} needed" if pool_tokens < needed else f"probably, not certainly, the {needed:,} needed"
+    )
     death = choice.option.death
     limit = (
         f"below {death.fraction}, which ran out of memory"
@@ -90,7 +90,7 @@ def _reason_of_context(case: Case, choice: Choice) -> str:
             else "the pool must hold one such request"
         )
         return f"lowered to what a prompt of {target:,} tokens needs: {cost}"
-    return f"a prompt of {target:,} tokens is admitted with it; it does not grow the pool"
+    return f"admits a prompt of {target:,} tokens; it does not grow the pool"
 
 
 def explanation(case: Case, choice: Choice, answer: Advice, *, is_kept: bool, first: str) -> str:
@@ -127,13 +127,18 @@ def lack(case: Case, contradiction: str | None) -> str:
         )
     if not case.model.starts:
         return (
-            "No start was posted, and neither the GPU nor the model's config tells enough to predict one. Post the log "
+            "No start was posted, and GPU and model config are not enough to predict one. Post the log "
             "of a start, or the model's config.json and the GPU's memory."
         )
+    if not any(start.measurements.pool_tokens or start.measurements.kv_cache_gib for start in case.model.starts):
+        return (
+            "No start that was posted shows a pool. Post the log of a start that came up, or the model's config.json "
+            "with the GPU's memory."
+        )
     return (
-        "One figure for the pool predicts no other fraction unless something tells the bytes per token and the memory. "
-        "Post the log of a start with free memory before and after load; or the model's config.json with the GPU's "
-        f"memory; or a second start that differs in {flag} alone."
+        "One measured pool predicts no other fraction without the bytes per token and the memory. Post the log of a "
+        "start with free memory before and after load; or the model's config.json with the GPU's memory; or a second "
+        f"start that differs in {flag} alone."
     )
 
 
@@ -155,10 +160,10 @@ def _physics(case: Case) -> Iterator[str]:
     slope, zero = parameters.get("slope_tokens_per_fraction"), parameters.get("zero_fraction")
     if slope is None or slope.median <= 0.0:
         return
-    origin = f"and none at {zero.median:.4g}" if zero is not None and zero.median > 0.01 else "from zero"
+    origin = f"zero at {zero.median:.4g}" if zero is not None and zero.median > 0.01 else "from zero"
     yield (
         f"By the engine's own arithmetic the pool is a straight line in {flag}: {slope.median / 100:,.0f} tokens per "
-        f"0.01, {origin}; {case.names.context} is not in it."
+        f"0.01, {origin}; {case.names.context} does not affect it."
     )
 
 
@@ -170,10 +175,10 @@ def _data(case: Case) -> Iterator[str]:
     if not summary.evidence and not used:
         yield f"Evidence: {kind}; no start of this deployment was posted."
         return
-    parts = [f"{len(used)} {'start is' if len(used) == 1 else 'starts are'} on it{_at(case, used)}"]
+    parts = [f"{len(used)} {'start' if len(used) == 1 else 'starts'} on the line{_at(case, used)}"]
     for use, words in (
-        ("bound", "only bounds it"),
-        ("free_memory_only", "tells free memory only"),
+        ("bound", "is only a bound"),
+        ("free_memory_only", "counts for free memory only"),
         ("set_aside", "was set aside"),
     ):
         parts.extend(_put_aside(case, use, words))
@@ -269,7 +274,7 @@ def _source(case: Case, choice: Choice) -> str:
     if need.is_measured:
         return "measured at this chunk and length"
     if longest is None:
-        return "from the kind of attention alone: no prompt was verified"
+        return "estimated from the kind of attention: no prompt was verified"
     if longest >= target:
         return f"a prompt of {longest:,} tokens passed, under other flags or without its memory measured"
     return f"not measured at this length: the longest verified prompt had {longest:,} tokens"
@@ -284,7 +289,7 @@ def _what_would_change_it(case: Case, choice: Choice, answer: Advice) -> Iterato
     if not isinstance(need, int | float) and not need.is_measured and not choice.is_proven:
         lasting = f", about {seconds:.0f} s," if seconds else ""
         target = case.question.target_tokens
-        yield f"A verification prompt of {target:,} tokens{lasting} with memory sampled meanwhile would tell."
+        yield f"To be sure, send a verification prompt of {target:,} tokens{lasting} while memory is sampled."
     if not choice.is_met and choice.holds < case.question.confidence:
         yield "One more start near this fraction would narrow the pool's interval."
 
@@ -329,11 +334,11 @@ def _line(case: Case, choice: Choice | None, answer: Advice, code: HeadlineCode)
 def _risk(case: Case, choice: Choice) -> str:
     """Return in a clause what makes an answer at risk."""
     if choice.unserved is not None:
-        return f"a prompt of {choice.unserved.prompt_tokens:,} tokens was not served at flags no heavier"
+        return f"a prompt of {choice.unserved.prompt_tokens:,} tokens failed under these or lighter flags"
     failed = case.model.failed(choice.flags)
     if failed is not None:
         return (
-            "the newest start under these flags ran out of memory that others held a part of"
+            "the newest start under these flags ran out of memory, part of which other processes held"
             if failed.came_up
             else "no start under these flags has come up"
         )
@@ -343,7 +348,7 @@ def _risk(case: Case, choice: Choice) -> str:
         return f"probability {percent(choice.holds)} that the pool holds it"
     if choice.survives < case.question.confidence:
         return f"probability {percent(choice.survives)} that a prompt of {case.question.target_tokens:,} tokens fits"
-    return "what is known of it is of another version or no longer sure"
+    return "the evidence is of another version or no longer certain"
 
 
 def verify_first(case: Case, seconds: float | None) -> str:
@@ -356,4 +361,4 @@ def verify_first(case: Case, seconds: float | None) -> str:
 def look_first(fraction: float | None) -> str:
     """Return the sentence that comes before any advice when the newest start contradicts the others."""
     at = "" if fraction is None else f" at {fraction:g}"
-    return f"The newest start{at} contradicts the others, which agree: see what else holds the GPU."
+    return f"The newest start{at} contradicts the others, which agree: check what else uses the GPU."

@@ -380,7 +380,7 @@ def _with_failed_newest(member: _Member, fit: PoolFit) -> PoolFit:
     what = "was refused" if is_refusal else "ran out of memory"
     detail = (
         f"The newest start {what} at {fraction:g}, and of the earlier ones {len(against)} came up "
-        f"{'no higher' if is_refusal else 'no lower'}: see what else holds the GPU before anything else."
+        f"{'no higher' if is_refusal else 'no lower'}: check first what else uses the GPU."
     )
     caution = Caution(code="drift", detail=detail)
     return replace(fit, drifted=newest, labels=fit.labels | {Label.DRIFT}, cautions=(*fit.cautions, caution))
@@ -390,7 +390,7 @@ def _drift_caution(line: PoolLine, tokens: float, against: str, differing: str =
     cost = line.cost
     gib = "" if cost is None else f" ({tokens * np.exp(cost.mean) / GIB:+.2f} GiB)"
     detail = (
-        f"The newest start's pool is {tokens:+,.0f} tokens{gib} off what {against} predicted; see what else holds the "
+        f"The newest start's pool is {tokens:+,.0f} tokens{gib} off what {against} predicted; check what else uses the "
         "GPU, and verify before a restart."
     ) + (f" What differs: {differing}." if differing else "")
     return Caution(code="drift", detail=detail)

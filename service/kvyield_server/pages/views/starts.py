@@ -120,7 +120,7 @@ def note_of(start: ObservationOut) -> str:
     if start.failure is None:
         return ""
     if start.failure.prompt_tokens is not None:
-        return f"Died on a prompt of {plural(start.failure.prompt_tokens, 'token')}"
+        return f"Failed on a prompt of {plural(start.failure.prompt_tokens, 'token')}"
     return start.failure.message or f"Failed in phase {start.failure.phase.value}".replace("_", " ")
 
 
