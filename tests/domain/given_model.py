@@ -210,10 +210,9 @@ class GivenModel:
             return None
         newest = alike[-1].measurements
         return Measured(
-            starts=alike,
+            newest=alike[-1],
             pool_tokens=newest.pool_tokens,
             free_at_ready_gib=newest.free_at_ready_gib,
-            longest_prompt_tokens=newest.longest_prompt_tokens,
         )
 
     def failed(self, flags: Flags) -> Observation | None:

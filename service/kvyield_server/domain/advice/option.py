@@ -164,7 +164,8 @@ def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, 
     if measured is None:
         return None, None, False
     drifted = case.model.drifted
-    if drifted is not None and drifted.id != runs.id and drifted in measured.starts:
+    beside = None if drifted is None or drifted.id == runs.id else case.model.measured(drifted.flags)
+    if drifted is not None and drifted.came_up and beside is not None and beside.newest.id == measured.newest.id:
         figures = runs.measurements
         measured = replace(measured, pool_tokens=figures.pool_tokens, free_at_ready_gib=figures.free_at_ready_gib)
     # One prompt proves several at once: engines work on their chunks one at a time (at most 0.015 GiB more, measured).

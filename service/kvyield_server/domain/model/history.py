@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -41,7 +44,63 @@ SAME = 1e-9
 MOST_DEATHS = 8
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alike:
+    """Starts whose flags say the same to memory, the fraction apart, as they are asked for by their fraction.
+
+    ``last`` are those since the newest that came up, itself first. ``newest`` is the newest figure of each kind with
+    the place of its start in time. ``served`` are prompts that passed, without those that another one proves as well.
+    """
+
+    def __init__(self, flags: Flags) -> None:
+        self.flags = flags
+        self.came_up = False
+        self.last: dict[float, list[tuple[int, Observation]]] = {}
+        self.died_at_load: list[tuple[int, Observation]] = []
+        self.newest: dict[float, dict[str, tuple[int, Any]]] = {}
+        self.served: list[tuple[Observation, Verification]] = []
+
+    def add(self, place: int, start: Observation, *, answers: bool) -> None:
+        """Add the next start in time; a mistyped one does not answer."""
+        fraction = _rounded(start.fraction)
+        if _died_at_load(start):
+            self.died_at_load.append((place, start))
+        if start.came_up:
+            self.came_up = True
+        if fraction is not None:
+            before = [] if start.came_up else self.last.get(fraction, [])
+            self.last[fraction] = [*before, (place, start)]
+        if not answers:
+            return
+        if start.came_up and fraction is not None:
+            figures = self.newest.setdefault(fraction, {})
+            told = {
+                "start": start,
+                "pool": usable_tokens(start.measurements.pool_tokens),
+                "ready": usable_free(start, start.measurements.free_at_ready_gib),
+                "sampled": max(_befores(start), default=None) if start.verifications else None,
+            }
+            figures.update({name: (place, value) for name, value in told.items() if value is not None})
+        for check in start.verifications:
+            if was_served(check) and not any(_proves(by, other, start, check) for by, other in self.served):
+                self.served.append((start, check))
+
+
+def _rounded(fraction: float | None) -> float | None:
+    return None if fraction is None else round(fraction, 8)
+
+
+def _died_at_load(start: Observation) -> bool:
+    return start.failure is not None and start.failure.phase is Phase.LOAD
+
+
+def _proves(by: Observation, check: Verification, start: Observation, other: Verification) -> bool:
+    """Tell whether a check under like flags proves what another does: as long and as many, at no smaller a fraction."""
+    here, there = fraction_of(by), fraction_of(start)
+    is_as_high = here == there or (here is not None and there is not None and here >= there)
+    return is_as_high and _covers(check, other.prompt_tokens, other.concurrent or 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class History:
     """The live starts of one deployment, oldest first.
 
@@ -63,36 +122,38 @@ class History:
         counting = tuple(start for start in everything if is_death(start) and self._counts(start, everything))
         object.__setattr__(self, "deaths", counting)
 
-    @property
+    @cached_property
     def runs(self) -> Observation | None:
         """The newest live start that came up."""
         usable = (start for start in reversed(self.starts) if start.came_up and start.id not in self.mistyped)
         return next(usable, None)
 
+    @cached_property
+    def _alike(self) -> list[_Alike]:
+        found: dict[tuple[tuple[str, Scalar], ...], _Alike] = {}
+        apart = NO_MEMORY_FLAGS | {FRACTION_FLAG[self.engine.name]}
+        for place, start in enumerate(self.starts):
+            key = tuple(sorted([item for item in start.flags.items() if item[0] not in apart], key=itemgetter(0)))
+            if key not in found:
+                found[key] = _Alike(start.flags)
+            found[key].add(place, start, answers=start.id not in self.mistyped)
+        return list(found.values())
+
     def measured(self, flags: Flags) -> Measured | None:
         """Return what live starts that came up under these very flags measured; the newest's figure each."""
-        fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
-        found = [
-            start
-            for start in self.starts
-            if start.came_up
-            and start.id not in self.mistyped
-            and _same_fraction(start.fraction, fraction)
-            and self._is_same(start.flags, flags)
-        ]
-        if not found:
+        fraction = _rounded(as_number(flags.get(FRACTION_FLAG[self.engine.name])))
+        newest: dict[str, tuple[int, Any]] = {}
+        for alike in self._alike:
+            if fraction in alike.newest and self._is_same(alike.flags, flags):
+                for name, figure in alike.newest[fraction].items():
+                    newest[name] = max(newest.get(name, figure), figure, key=itemgetter(0))
+        if not newest:
             return None
-        newest_first = [start.measurements for start in reversed(found)]
-        sampled = (max(_befores(start), default=None) for start in reversed(found))
-        readies = (usable_free(start, start.measurements.free_at_ready_gib) for start in reversed(found))
-        free = next((gib for gib in readies if gib is not None), None)
+        found = {name: value for name, (_, value) in newest.items()}
         return Measured(
-            starts=tuple(found),
-            pool_tokens=next((p for m in newest_first if (p := usable_tokens(m.pool_tokens)) is not None), None),
-            free_at_ready_gib=free if free is not None else next((gib for gib in sampled if gib is not None), None),
-            longest_prompt_tokens=next(
-                (m.longest_prompt_tokens for m in newest_first if m.longest_prompt_tokens is not None), None
-            ),
+            newest=found["start"],
+            pool_tokens=found.get("pool"),
+            free_at_ready_gib=found.get("ready", found.get("sampled")),
         )
 
     def forbidden(
@@ -174,35 +235,38 @@ class History:
         One that failed while it loaded weights had no pool yet: the fraction does not matter then. The newest that came
         up counts too where it ran out of memory which others held: that rules nothing out and is not forgotten.
         """
-        fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
-        for start in reversed(self.starts):
-            at_load = start.failure is not None and start.failure.phase is Phase.LOAD
-            is_there = _same_fraction(start.fraction, fraction)
-            if not (at_load or is_there) or not self._is_same(start.flags, flags):
-                continue
+        fraction = _rounded(as_number(flags.get(FRACTION_FLAG[self.engine.name])))
+        found: list[tuple[int, Observation]] = []
+        for alike in self._alike:
+            if (fraction in alike.last or alike.died_at_load) and self._is_same(alike.flags, flags):
+                found += (
+                    alike.died_at_load if fraction is None else [*alike.died_at_load, *alike.last.get(fraction, ())]
+                )
+        for _, start in sorted(found, key=itemgetter(0), reverse=True):
             if start.came_up:
                 is_squeezed = start.outcome is Outcome.OOM_RUNTIME and held_by_others(start)
                 return start if is_squeezed else None
+            at_load = _died_at_load(start)
             if (start.outcome is Outcome.FAILED or at_load) and not held_by_others(start):
-                came_up = (other for other in self.starts if other.came_up and self._is_same(other.flags, flags))
-                is_outlived = any(at_load or _same_fraction(other.fraction, fraction) for other in came_up)
+                is_outlived = any(other.came_up for _, other in found) if not at_load else self._came_up(flags)
                 return None if is_outlived else start
         return None
 
+    def _came_up(self, flags: Flags) -> bool:
+        """Tell whether a start came up under these flags, whatever its fraction."""
+        return any(alike.came_up and self._is_same(alike.flags, flags) for alike in self._alike)
+
     def passed(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
-        """Return the newest served verification, under flags no lighter, of a prompt no shorter and as many at once."""
-        for start in reversed(self.starts):
-            if start.id in self.mistyped or not start.verifications or not self._is_as_heavy(start, flags):
-                continue
-            for check in reversed(start.verifications):
-                if was_served(check) and _covers(check, prompt_tokens, concurrent):
-                    return check
+        """Return a served verification, under flags no lighter, of a prompt no shorter and as many at once."""
+        for start, check in (each for alike in self._alike for each in alike.served):
+            if _covers(check, prompt_tokens, concurrent) and self._is_as_heavy(start, flags):
+                return check
         return None
 
     def unserved(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
         """Return the newest verification that was not served and forbids ``ok`` for such a prompt until one passes."""
         fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
-        for start, check in self._unserved():
+        for start, check in self._unserved:
             if prompt_tokens < check.prompt_tokens or concurrent < (check.concurrent or 1):
                 continue
             own = fraction_of(start)
@@ -211,15 +275,18 @@ class History:
                 return check
         return None
 
-    def _unserved(self) -> Iterator[tuple[Observation, Verification]]:
-        """Yield verifications that were not served and that none since outdid, the newest first."""
+    @cached_property
+    def _unserved(self) -> list[tuple[Observation, Verification]]:
+        """Verifications that were not served and that none since outdid, the newest first."""
+        found: list[tuple[Observation, Verification]] = []
         since: list[tuple[Observation, Verification]] = []
         for start in reversed(self.starts):
             for check in reversed(start.verifications):
                 if was_served(check):
                     since.append((start, check))
                 elif not any(self._outdoes(later, by, start, check) for later, by in since):
-                    yield start, check
+                    found.append((start, check))
+        return found
 
     def _outdoes(self, later: Observation, by: Verification, start: Observation, check: Verification) -> bool:
         return _covers(by, check.prompt_tokens, check.concurrent or 1) and self._is_as_heavy(later, start.flags)

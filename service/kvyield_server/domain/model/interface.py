@@ -72,10 +72,9 @@ class Need(Protocol):
 class Measured:
     """What live starts under the very same flags measured; the newest's figure each. None is not measured."""
 
-    starts: tuple[Observation, ...]
+    newest: Observation
     pool_tokens: int | None
     free_at_ready_gib: float | None
-    longest_prompt_tokens: int | None
 
 
 class YieldModel(Protocol):
