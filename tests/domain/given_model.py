@@ -41,6 +41,12 @@ class Normal:
     def quantile(self, probability: float) -> Floats:
         return np.minimum(self.mean + self.sd * float(ndtri(probability)), self.cap)
 
+    def at(self, index: int) -> Normal:
+        return replace(self, mean=self.mean[index : index + 1])
+
+    def median(self, index: int) -> float:
+        return float(self.quantile(0.5)[index])
+
     def estimate(self, index: int, level: float = 0.9) -> Estimate:
         low, median, high = (float(self.quantile(p)[index]) for p in ((1 - level) / 2, 0.5, (1 + level) / 2))
         return Estimate(median=median, low=low, high=high, level=level)

@@ -92,14 +92,14 @@ class Choice:
     def predicted_tokens(self) -> float:
         """The pool as predicted, whatever was measured; 0 where nothing tells it. Levers are compared by it."""
         pool = self.option.predicted.pool
-        return 0.0 if pool is None else pool.estimate(self.index).median
+        return 0.0 if pool is None else pool.median(self.index)
 
     @cached_property
     def predicted_headroom_gib(self) -> float:
         """Free memory at ready less the need, as predicted medians; 0 where nothing tells it."""
-        free, need = self.predicted_free, self.option.need
+        free, need = self.option.predicted.free, self.option.need
         taken = need if isinstance(need, int | float) else need.median_gib
-        return 0.0 if free is None else free.median - taken
+        return 0.0 if free is None else free.median(self.index) - taken
 
     @property
     def fraction(self) -> float:
@@ -179,7 +179,7 @@ def _grid(case: Case, flags: Flags, fractions: Floats) -> Floats:
 def _entries(case: Case, flags: Flags, entries: float) -> float:
     """Return the number of blocks that runs, or the one that the need takes where it is more."""
     pool, needed = case.model.at(flags, np.array([entries])).pool, needed_tokens(case, flags)
-    holds = 0.0 if pool is None else pool.estimate(0).median
+    holds = 0.0 if pool is None else pool.median(0)
     return entries if holds >= needed or holds <= 0.0 else float(ceil(entries * needed / holds * _SPARE))
 
 

@@ -263,8 +263,10 @@ def _evaluated(case: Case, option: Option, tokens: int) -> Choice | None:
     flags = {**option.flags}
     if case.engine is EngineName.VLLM and case.names.context not in case.held:
         flags[case.names.context] = context_needed(case.engine, shorter.question)
-    at = option.fractions[int(np.argmax(able)) : int(np.argmax(able)) + 1]
-    found = evaluate(shorter, flags, at)
+    index = int(np.argmax(able))
+    is_known = flags == option.flags and option.predicted.pool_flag is None and option.predicted.dropped is None
+    predicted = option.predicted.at(index) if is_known else None
+    found = evaluate(shorter, flags, option.fractions[index : index + 1], predicted)
     if found is None or found.survives is None or found.survives[0] < confidence or found.holds[0] < confidence:
         return None
     return Choice(option=found, index=0, is_met=True)

@@ -51,14 +51,16 @@ class Option:
         return self.holds if self.survives is None else self.holds * self.survives
 
 
-def evaluate(case: Case, flags: dict[str, Scalar], fractions: Floats) -> Option | None:
+def evaluate(
+    case: Case, flags: dict[str, Scalar], fractions: Floats, predicted: Predicted | None = None
+) -> Option | None:
     """Return a set of flags evaluated at each fraction, or None where nothing tells the pool.
 
     At the flags of what runs the measured pool and free memory stand in for predicted ones, and a prompt that passed
-    there for the probability that it fits.
+    there for the probability that it fits. ``predicted`` is what the model predicts there, where it is at hand.
     """
     model, question = case.model, case.question
-    predicted = model.at(flags, fractions)
+    predicted = model.at(flags, fractions) if predicted is None else predicted
     at_runs = _measured(case, flags, fractions)
     is_measured_alone = fractions.size == 1 and at_runs[1] is not None and at_runs[1].pool_tokens is not None
     if predicted.pool is None and not is_measured_alone:

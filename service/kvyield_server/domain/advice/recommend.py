@@ -191,7 +191,7 @@ def _sign_of_a_wrong_model(case: Case, choice: Choice | None) -> str | None:
         if not case.model.summary.basis.observation_ids:
             return None if _exceeds_the_gpu(case, choice) else words.too_heavy()
         pool = choice.option.predicted.pool
-        highest = 0.0 if pool is None else pool.estimate(choice.option.fractions.size - 1).median
+        highest = 0.0 if pool is None else pool.median(choice.option.fractions.size - 1)
         return words.too_heavy() if choice.binding == "pool" and highest <= 0.0 else None
     is_tiny = choice.fraction < LEAST_FRACTION and case.fraction_flag not in case.held
     return words.too_small(case, choice.fraction) if is_tiny else None

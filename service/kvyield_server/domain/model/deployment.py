@@ -116,7 +116,7 @@ class DeploymentFit:
         """Return pool and free memory under these flags at each fraction; a relative that ran with them answers."""
         line, memory = self._answering(flags)
         found = line.at(flags, fractions)
-        free = memory.at(flags, fractions, found)
+        free, dropped = memory.at(flags, fractions, found)
         return Predicted(
             fractions=fractions,
             pool=found.pool,
@@ -124,7 +124,7 @@ class DeploymentFit:
             kv_gib=found.kv_gib,
             free=free,
             pool_flag=found.flag,
-            dropped=memory.drops_graphs(flags, fractions, found),
+            dropped=dropped,
         )
 
     def _answering(self, flags: Flags) -> tuple[PoolLine, FreeMemory]:

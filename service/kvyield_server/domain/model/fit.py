@@ -451,7 +451,7 @@ def _needs(starts: Sequence[Observation], setting: Setting, free: FreeMemory) ->
         if fraction is None or not 0.0 < fraction <= 1.0:
             return None
         fractions, flags = np.array([fraction]), {**setting.flags, **start.flags}
-        found = free.at(flags, fractions, free.line.at(flags, fractions))
+        found, _ = free.at(flags, fractions, free.line.at(flags, fractions))
         return None if found is None else float(found.moments()[0][0])
 
     def without_graphs(start: Observation) -> bool:
@@ -507,7 +507,7 @@ def _parameters(line: PoolLine, free: FreeMemory) -> dict[str, Estimate]:
     fraction = as_number(flags.get(FRACTION_FLAG[line.setting.engine.name]))
     if fraction is not None and 0.0 < fraction <= 1.0:
         at = np.array([fraction])
-        found["free_at_ready_gib"] = sound_estimate(free.at(flags, at, line.at(flags, at)))
+        found["free_at_ready_gib"] = sound_estimate(free.at(flags, at, line.at(flags, at))[0])
     return {name: estimate for name, estimate in found.items() if estimate is not None}
 
 

@@ -61,7 +61,7 @@ OTHER_REQUEST = Normal(0.0006, 0.001)
 PREFILL_GRAPHS = Normal(1.3, 0.12)
 """What SGLang's prefill graphs take, GiB: 1.24 to 1.44 over the starts in the recorded trial."""
 ALL_GRAPHS_GIB = 1.8
-STEP_DOUBT_GIB = 0.2
+STEP_DOUBT_GIB, NEVER_DROPPED = 0.2, 1e-4
 UNSEEN_CHANGE_GIB, MILD_CHANGE_GIB = 0.4, 0.05
 SAMPLED_SD_GIB = 0.1
 """Free memory read from the GPU before a prompt, not by the engine at ready."""
@@ -130,34 +130,27 @@ class FreeMemory:
     def engine(self) -> EngineName:
         return self.line.setting.engine.name
 
-    def at(self, flags: Flags, fractions: Floats, pool: PoolAt) -> Mixture | None:
-        """Return GiB free on the fullest GPU at ready, at each fraction; None where nothing tells the GPU's memory."""
+    def at(self, flags: Flags, fractions: Floats, pool: PoolAt) -> tuple[Mixture | None, Floats | None]:
+        """Return GiB free on the fullest GPU at ready, and how likely SGLang leaves out its prefill graphs.
+
+        The first is None where nothing tells the GPU's memory, the second where graphs are never left out.
+        """
         if self.posterior is None:
-            return None
+            return None, None
         captured = self._mixture(flags, fractions, pool, dropped=0.0)
         if not self.may_drop_graphs(flags):
-            return captured
-        share = self.dropped_share(captured)
-        if share is None:
-            return captured
+            return captured, None
+        after_pool = captured.moments()[0] + self.graph_gib
+        share: Floats = ndtr((PREFILL_GRAPH_FREE_GIB - after_pool) / STEP_DOUBT_GIB)
+        if not (share > NEVER_DROPPED).any():
+            return captured, None
         without = self._mixture(flags, fractions, pool, dropped=1.0)
-        return Mixture(
+        mixed = Mixture(
             mean=np.concatenate((captured.mean, without.mean)),
             sd=np.concatenate((captured.sd, without.sd)),
             weight=np.concatenate((captured.weight * (1.0 - share), without.weight * share)),
         )
-
-    def dropped_share(self, captured: Mixture) -> Floats | None:
-        """Return how likely SGLang leaves out its prefill graphs at each fraction; None where it never does."""
-        after_pool = captured.moments()[0] + self.graph_gib
-        share: Floats = ndtr((PREFILL_GRAPH_FREE_GIB - after_pool) / STEP_DOUBT_GIB)
-        return share if bool((share > 1e-4).any()) else None
-
-    def drops_graphs(self, flags: Flags, fractions: Floats, pool: PoolAt) -> Floats | None:
-        """Return how likely prefill graphs are left out at each fraction; None where they never are."""
-        if self.posterior is None or not self.may_drop_graphs(flags):
-            return None
-        return self.dropped_share(self._mixture(flags, fractions, pool, dropped=0.0))
+        return mixed, share
 
     def may_drop_graphs(self, flags: Flags) -> bool:
         """Tell whether SGLang of this version captures prefill graphs where there is room for them."""
@@ -182,7 +175,7 @@ class FreeMemory:
         unseen = _unseen_variance(self.engine, flags, self.reference)
         unseen += UNSEEN_CHANGE_GIB**2 if self.is_other_version else 0.0
         sd = np.sqrt(np.maximum(variance + unseen, 0.0) + (p.noise**2)[:, None])
-        return Mixture(mean=mean, sd=sd, weight=np.broadcast_to(p.weight[:, None], mean.shape))
+        return Mixture(mean=mean, sd=sd, weight=np.full(mean.shape, p.weight[:, None]))
 
     def rows(
         self, flags: Flags, fractions: Floats, pool: PoolAt, *, dropped: Floats, lent: Floats | float = 0.0

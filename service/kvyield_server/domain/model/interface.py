@@ -7,7 +7,7 @@ answers with shape (n,).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -26,8 +26,14 @@ class Spread(Protocol):
     def above(self, threshold: float) -> Floats:
         """Return P(quantity >= threshold)."""
 
+    def at(self, index: int) -> Spread:
+        """Return the quantity at one of the fractions."""
+
     def quantile(self, probability: float) -> Floats:
         """Return the value that the quantity stays below with this probability."""
+
+    def median(self, index: int) -> float:
+        """Return the median of ``estimate`` alone."""
 
     def estimate(self, index: int, level: float = 0.9) -> Estimate:
         """Return median and central interval at one of the fractions."""
@@ -49,6 +55,16 @@ class Predicted:
     free: Spread | None
     pool_flag: str | None = None
     dropped: Floats | None = None
+
+    def at(self, index: int) -> Predicted:
+        """Return the same at one of the fractions."""
+        one = slice(index, index + 1)
+        parts = (self.pool, self.line, self.kv_gib, self.free)
+        pool, line, kv_gib, free = (None if part is None else part.at(index) for part in parts)
+        dropped = None if self.dropped is None else self.dropped[one]
+        return replace(
+            self, fractions=self.fractions[one], pool=pool, line=line, kv_gib=kv_gib, free=free, dropped=dropped
+        )
 
 
 class Need(Protocol):

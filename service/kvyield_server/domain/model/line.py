@@ -133,18 +133,18 @@ class LinePosterior:
     def sound(self) -> float:
         return self.blame.get("sound", 0.0)
 
-    def tokens(self, x: Floats, *, with_noise: bool = True) -> tuple[Floats, Floats, Floats]:
+    def tokens(self, x: Floats) -> tuple[Floats, Floats, Floats]:
         """Return mean, standard deviation and weight of the pool at each x, arrays of shape (k, n).
 
         No component falls with the fraction: a slope below zero counts as zero about the middle of the evidence.
         """
         slope = self.theta[:, 1:2]
         mean = self.theta[:, :1] + self.center * slope + np.maximum(slope, 0.0) * (x - self.center)
-        variance = self._variance(x, 0)
-        if with_noise:
-            relative = np.maximum(self.noise, LEAST_BOOT_SD)[:, None]
-            variance = variance + self.page_sd**2 + (relative * mean) ** 2 + self.boot[:, None] ** 2
-        return mean, np.sqrt(np.maximum(variance, 1e-12)), np.broadcast_to(self.weight[:, None], mean.shape)
+        c = self.covariance
+        variance = c[:, 0, 0, None] + x * (2.0 * c[:, 0, 1, None] + x * c[:, 1, 1, None])
+        relative = np.maximum(self.noise, LEAST_BOOT_SD)[:, None]
+        variance = variance + self.page_sd**2 + (relative * mean) ** 2 + self.boot[:, None] ** 2
+        return mean, np.sqrt(np.maximum(variance, 1e-12)), np.full(mean.shape, self.weight[:, None])
 
     def gib(self, x: Floats) -> tuple[Floats, Floats, Floats]:
         """Return mean, standard deviation and weight of K at each x, GiB, without the scatter of starts.
@@ -155,12 +155,7 @@ class LinePosterior:
         mean = rise * self.center - self.theta[:, 3:4] + np.maximum(rise, 0.0) * (x - self.center)
         c = self.covariance
         variance = c[:, 2, 2, None] * x * x - 2.0 * x * c[:, 2, 3, None] + c[:, 3, 3, None]
-        return mean, np.sqrt(np.maximum(variance, 1e-12)), np.broadcast_to(self.weight[:, None], mean.shape)
-
-    def _variance(self, x: Floats, at: int) -> Floats:
-        c = self.covariance[:, at : at + 2, at : at + 2]
-        value: Floats = c[:, 0, 0, None] + x * (2.0 * c[:, 0, 1, None] + x * c[:, 1, 1, None])
-        return value
+        return mean, np.sqrt(np.maximum(variance, 1e-12)), np.full(mean.shape, self.weight[:, None])
 
     def moments(self) -> tuple[Floats, Floats]:
         """Return mean and covariance of theta over all hypotheses."""

@@ -71,6 +71,10 @@ class Mixture:
         )
         return tuple(min(_quantile(parts, probability), self.ceiling) for probability in probabilities)
 
+    def median(self, index: int = 0) -> float:
+        """Return the median of ``estimate`` alone."""
+        return self._rounded(self.quantiles(index, (0.5,))[0])
+
     def estimate(self, index: int = 0, level: float = 0.9) -> Estimate:
         """Return median and central interval at one of the fractions."""
         tail = 0.5 * (1.0 - level)

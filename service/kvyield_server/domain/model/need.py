@@ -107,7 +107,8 @@ def survival(free: Mixture, need: PromptNeed | float) -> Floats:
     if not isinstance(need, PromptNeed):
         return free.above(need)
     z, share = _HERMITE_NODES, _HERMITE_WEIGHTS / _HERMITE_WEIGHTS.sum()
-    if need.median_gib * need.log_sd < float(np.median(free.sd)):
+    middle = free.sd.size // 2
+    if need.median_gib * need.log_sd < float(np.partition(free.sd, middle, axis=None)[middle]):
         taken = need.median_gib * np.exp(need.log_sd * z)
         tails = ndtr((free.mean[:, :, None] - taken) / free.sd[:, :, None])
     else:

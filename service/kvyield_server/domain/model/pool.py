@@ -142,7 +142,7 @@ class PoolLine:
         context = read_shape(self.setting.model.facts).context_length
         return fraction_share(self.setting.engine, flags, amd=True, context_tokens=context)
 
-    @property
+    @cached_property
     def base(self) -> Normal | None:
         """The memory that the fraction multiplies, GiB; None where nothing tells."""
         if self.posterior is None or not (self.knowledge.knows_base or self.tells_slope):
@@ -193,7 +193,7 @@ class PoolLine:
         sd = np.sqrt(np.maximum(variance, 1e-12)) / slope
         return Mixture(mean=x[:, None], sd=sd[:, None], weight=p.weight[:, None]).estimate()
 
-    @property
+    @cached_property
     def cost(self) -> Normal | None:
         """Log bytes per token of one GPU; None where nothing tells."""
         if self.posterior is None:
