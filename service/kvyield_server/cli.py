@@ -246,10 +246,10 @@ def import_(database: str | None, source: Path) -> None:
 def _lines(source: Path) -> Iterator[Any]:
     import msgspec
 
+    from kvyield_server.domain.records import StoredObservation
     from kvyield_server.schemas.exports import read_line
     from kvyield_server.schemas.strict import FaultyBodyError, MalformedJsonError
     from kvyield_server.storage.archive import archive_from
-    from kvyield_server.storage.records import StoredObservation
 
     with source.open("rb") as file:
         for number, text in enumerate(file, 1):
@@ -293,7 +293,7 @@ def retire(database: str | None, older_than: int, target: Path) -> None:
 @main.command()
 @DATABASE
 def refit(database: str | None) -> None:
-    """Fit all pairs anew and store the fits; prints one line per deployment."""
+    """Fit all pairs anew and bring the pages of all pairs up to date; prints one line per deployment."""
     from kvyield_server.usecases.refit import refit as fits
 
     with _storage(settings_from(database=database)) as storage:

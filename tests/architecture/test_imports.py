@@ -19,7 +19,7 @@ ALLOWED = {
     "schemas": {"schemas", "domain"},
     "storage": {"storage", "domain", "errors"},
     "usecases": {"usecases", "domain", "storage", "errors"},
-    "api": {"api", "schemas", "usecases", *STORED, "domain.answers", "errors", "settings"},
+    "api": {"api", "schemas", "usecases", *STORED, "domain.answers", "domain.records", "errors", "settings"},
     "pages": {"pages", "api", "schemas", "usecases", *STORED, "domain", "errors", "settings"},
 }
 COMPOSING = {"app.py", "cli.py", "serving.py", "__main__.py"}

@@ -34,7 +34,8 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
-from kvyield_server.storage.records import FleetRow, StoredObservation
+from kvyield_server.domain.records import StoredObservation
+from kvyield_server.storage.records import FleetRow
 from kvyield_server.storage.statements import batched
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id

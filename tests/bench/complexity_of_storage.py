@@ -18,9 +18,10 @@ from bench.growth import CONSTANT, LINEAR, Growth, milliseconds
 from bench.processes import memory_mib
 from bench.report import Report
 from kvyield_server.domain.facts.observation import EngineName, Hardware, Model
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage.engine import open_storage
-from kvyield_server.storage.records import ObservationFilter, PageKey, StoredObservation
+from kvyield_server.storage.records import ObservationFilter, PageKey
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.select import Selector, find_pair
 from storage.samples import HARDWARE, minutes, start

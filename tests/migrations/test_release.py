@@ -104,7 +104,7 @@ def test_every_start_is_read_as_it_was_stored(upgraded: UnitOfWork) -> None:
     assert [each.is_timed for each in found.values()].count(False) == 1
 
 
-def test_answers_fits_tokens_and_the_audit_are_kept(upgraded: UnitOfWork) -> None:
+def test_answers_tokens_and_the_audit_are_kept(upgraded: UnitOfWork) -> None:
     """Recommendations read with defaults for what is new, and old tokens open what they opened."""
     for row in RELEASE["recommendation"]:
         stored = upgraded.recommendations.get(UUID(row["id"]))
@@ -119,8 +119,6 @@ def test_answers_fits_tokens_and_the_audit_are_kept(upgraded: UnitOfWork) -> Non
         assert token is not None
         assert token.roles == {Role(row["role"])}
         assert (token.revoked_at is None) == (row["revoked_at"] is None)
-    pairs = upgraded.pairs.names()
-    assert sum(len(upgraded.fits.of_pair(pair.id)) for pair in pairs) == len(RELEASE["fit"]) > 0
     assert len(upgraded.audit.page(None, 100).items) == len(RELEASE["audit"])
 
 

@@ -6,9 +6,9 @@ from uuid import UUID
 
 from kvyield_server.domain.answers import Question
 from kvyield_server.domain.calibration import Settled, calibrate
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.pages.views.calibration import across, coverage_plots, log_row, restarts_text, up
 from kvyield_server.schemas.recommendations import RecommendationOut, recommendation_out
-from kvyield_server.storage.records import StoredRecommendation
 from pages.values import NOON, advice, kept, observation
 
 QUESTION = Question(target_tokens=200_000)

@@ -32,8 +32,8 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.schemas.observations import ObservationOut, from_domain
-from kvyield_server.storage.records import StoredObservation
 
 NOON = datetime(2026, 5, 30, 12, tzinfo=UTC)
 HARDWARE = Hardware(gpu="NVIDIA H200", gpu_count=8, memory_gib=139.72)

@@ -15,8 +15,6 @@ from kvyield_server.domain.answers import (
     Caution,
     Change,
     Estimate,
-    EvidenceItem,
-    FitSummary,
     Headline,
     HeadlineCode,
     Lever,
@@ -41,7 +39,7 @@ from kvyield_server.domain.facts.observation import (
     Phase,
     Verification,
 )
-from kvyield_server.storage.records import StoredObservation, StoredRecommendation
+from kvyield_server.domain.records import StoredObservation, StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id, utc_now
 
@@ -149,25 +147,6 @@ def recording(observation: Observation, digest: str | None = None, **options: An
         return pair.id
 
     return job
-
-
-def summary(deployment: str = "tp8") -> FitSummary:
-    """Return a fit with something in every field."""
-    return FitSummary(
-        deployment=deployment,
-        deployment_id=f"id-{deployment}",
-        engine=EngineName.SGLANG,
-        engine_version="0.5.12",
-        parameters={
-            "slope_tokens_per_fraction": Estimate(median=1303900.0, low=1303000.0, high=1305000.0),
-            "zero_fraction": Estimate(median=0.7724, low=0.77, high=0.78, level=0.9),
-        },
-        basis=Basis(kind=BasisKind.SEVERAL_STARTS, deployment=deployment, observation_ids=(new_id(), new_id())),
-        evidence=(EvidenceItem(observation_id=new_id(), use="point", reason="ready"),),
-        labels=("confounded",),
-        warnings=(Caution(code="few_starts", detail="Two starts."),),
-        last_observed_at=NOON,
-    )
 
 
 def recommendation(pair_id: UUID | None = None, made_at: datetime = NOON) -> StoredRecommendation:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from kvyield_server.storage.records import StoredRecommendation
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from storage.samples import minutes, recommendation
 

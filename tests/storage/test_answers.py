@@ -1,4 +1,4 @@
-"""Fits, recommendations, tokens and the audit trail come back as they were."""
+"""Recommendations, tokens and the audit trail come back as they were."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from datetime import datetime
 from uuid import UUID
 
 from kvyield_server.errors import ConflictError, NotFoundError
-from kvyield_server.storage.records import ApiToken, AuditEntry, Role, StoredFit
+from kvyield_server.storage.records import (
+    ApiToken,
+    AuditEntry,
+    Role,
+)
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.storage.values import new_id
-from storage.samples import NOON, minutes, recommendation, recording, start, summary
+from storage.samples import NOON, minutes, recommendation, recording, start
 
 TOKEN = ApiToken(
     id=new_id(), name="host", roles=frozenset({Role.INGEST}), token_hash="hash", created_at=NOON, expires_at=minutes(9)
@@ -25,24 +29,6 @@ def adding(repository: str, record: object) -> Callable[[UnitOfWork], None]:
 
 def settling(recommendation_id: UUID, observation_id: UUID, at: datetime) -> Callable[[UnitOfWork], bool]:
     return lambda unit: unit.recommendations.settle(recommendation_id, observation_id, at)
-
-
-def test_fits_of_a_pair_are_replaced(storage: Storage) -> None:
-    """Saving puts the new fits, in order, in the place of the old ones."""
-    pair_id = storage.write(recording(start())).result()
-    fits = [summary("tp8"), summary("tp4")]
-    storage.write(lambda unit: unit.fits.save(pair_id, 1, [summary("old")] * 3, NOON)).result()
-    storage.write(lambda unit: unit.fits.save(pair_id, 2, fits, minutes(1))).result()
-    with storage.read() as unit:
-        stored = unit.fits.of_pair(pair_id)
-        assert unit.fits.of_pair(new_id()) == ()
-    assert stored == tuple(StoredFit(pair_id=pair_id, revision=2, fitted_at=minutes(1), summary=each) for each in fits)
-
-
-def test_a_fit_needs_its_pair(storage: Storage) -> None:
-    """Fits of a pair that is not stored are refused."""
-    future = storage.write(lambda unit: unit.fits.save(new_id(), 1, [summary()], NOON))
-    assert isinstance(future.exception(), NotFoundError)
 
 
 def test_a_recommendation_comes_back_as_it_was(storage: Storage) -> None:

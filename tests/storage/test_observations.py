@@ -20,8 +20,9 @@ from kvyield_server.domain.facts.observation import (
     Outcome,
     Verification,
 )
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.errors import ConflictError, InvalidError, NotFoundError
-from kvyield_server.storage.records import ObservationFilter, PageKey, StoredObservation
+from kvyield_server.storage.records import ObservationFilter, PageKey
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.storage.values import new_id
 from storage.samples import full_start, minutes, recording, start

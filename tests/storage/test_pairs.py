@@ -6,7 +6,12 @@ import pytest
 
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model
 from kvyield_server.errors import NotFoundError
-from kvyield_server.storage.records import ApiToken, PageKey, Pair, Role
+from kvyield_server.storage.records import (
+    ApiToken,
+    PageKey,
+    Pair,
+    Role,
+)
 from kvyield_server.storage.uow import Storage
 from kvyield_server.storage.values import new_id
 from storage.samples import HARDWARE, MODEL, NOON, minutes, recording, start

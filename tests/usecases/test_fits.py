@@ -11,7 +11,7 @@ import pytest
 from uuid6 import uuid7
 
 from _storages import fresh_storage
-from kvyield_server.domain.answers import Question
+from kvyield_server.api.services import Answers
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -21,10 +21,9 @@ from kvyield_server.domain.facts.observation import (
     Observation,
     Outcome,
 )
-from kvyield_server.storage.uow import Storage, UnitOfWork
+from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.deployments import subject_of
 from kvyield_server.usecases.fits import FitCache
-from kvyield_server.usecases.recommend import AnswerCache, recommend
 from kvyield_server.usecases.record import Arrival, record
 from kvyield_server.usecases.refit import refit
 from kvyield_server.usecases.select import Selector
@@ -106,35 +105,29 @@ def test_simultaneous_askers_share_one_fit(executor: CountingExecutor) -> None:
     assert all(result is results[0] for result in results)
 
 
-def test_equal_questions_have_one_answer(executor: CountingExecutor) -> None:
-    """The answer to an equal question is the same object until the evidence changes."""
-    storage, fits, answers = fresh_storage(), FitCache(executor), AnswerCache()
-
-    def ask(target: int) -> object:
-        with storage.read() as uow:
-            return recommend(subject_of(uow, fits, SELECTOR), Question(target_tokens=target), answers)
-
-    for fraction in (0.6, 0.7):
-        post(storage, fraction)
-    first = ask(300_000)
-    assert ask(300_000) is first
-    assert ask(300_001) is not first
-    post(storage, 0.8)
-    assert ask(300_000) is not first
-
-
-def test_the_answer_cache_is_bounded() -> None:
-    """The oldest answers go when there are too many."""
+def test_answers_are_known_until_something_is_committed() -> None:
+    """A question is answered once per stamp; another stamp forgets all, and the oldest go when there are too many."""
     made: list[int] = []
-    cache = AnswerCache(size=2)
+    answers = Answers(size=2)
 
     def make(number: int) -> Any:
         made.append(number)
         return object()
 
     for number in (1, 2, 3, 3, 1):
-        cache.get(number, lambda number=number: make(number))
+        answers.get("now", number, lambda number=number: make(number))
     assert made == [1, 2, 3, 1]
+    first = answers.get("now", 3, lambda: make(3))
+    assert answers.get("later", 3, lambda: make(3)) is not first
+    assert answers.get("now", 3, lambda: make(3)) is not first
+
+
+def test_what_takes_longer_than_the_stamp_is_not_kept() -> None:
+    """An answer that was begun before a commit is given to who asked, and to nobody after."""
+    answers = Answers()
+    began = answers.get("now", 1, lambda: answers.get("later", 2, lambda: "new") and "old")
+    assert began == "old"
+    assert answers.get("later", 1, lambda: "new") == "new"
 
 
 def test_a_start_learns_what_others_of_its_pair_said(executor: CountingExecutor) -> None:
@@ -149,18 +142,14 @@ def test_a_start_learns_what_others_of_its_pair_said(executor: CountingExecutor)
     assert all(start.model.facts == {"num_hidden_layers": 36} for start in starts)
 
 
-def test_refit_keeps_the_fits_of_all_pairs() -> None:
-    """A refit yields a line per deployment, and the fits can be read back."""
+def test_refit_brings_the_fleet_up_to_date() -> None:
+    """A refit yields a line per deployment, and leaves no row of the fleet to be looked at."""
     storage = fresh_storage()
     for fraction in (0.6, 0.7):
         post(storage, fraction)
+    with storage.read() as uow:
+        assert uow.fleet.stale_count() == 1
     (line,) = list(refit(storage))
     assert line.startswith("1 x NVIDIA H200, m: ")
-
-    def saved(uow: UnitOfWork) -> int:
-        pair = uow.pairs.find(GPU, 1, MODEL)
-        assert pair is not None
-        return len(uow.fits.of_pair(pair.id))
-
     with storage.read() as uow:
-        assert saved(uow) == 1
+        assert uow.fleet.stale_count() == 0

@@ -33,10 +33,11 @@ from kvyield_server.domain.facts.observation import (
     Phase,
     Verification,
 )
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.errors import ConflictError
 from kvyield_server.storage import tables
 from kvyield_server.storage.engine import open_storage
-from kvyield_server.storage.records import ObservationFilter, StoredObservation
+from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import Storage
 from kvyield_server.usecases.correct import correct
 from kvyield_server.usecases.record import Arrival, Recorded, record

@@ -13,6 +13,7 @@ from kvyield_server.api.auth import ASKERS, POSTERS, READERS, actor_of, bound_to
 from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.answers import Advice
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.errors import AmbiguousError, ConflictError, NotFoundError
 from kvyield_server.schemas.predictions import PredictionsIn, PredictionsOut, prediction_out, predictions_faults
 from kvyield_server.schemas.recommendations import (
@@ -30,7 +31,6 @@ from kvyield_server.schemas.recommendations import (
     recommendation_out,
 )
 from kvyield_server.schemas.selectors import NamedIn, selector_as_given, selector_fields
-from kvyield_server.storage.records import StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id, utc_now
 from kvyield_server.usecases.audit import audited
@@ -66,12 +66,13 @@ async def get_recommend(
     ``model`` and ``engine``; ``format`` renders the answer as text to paste."""
     services = services_of(request)
 
-    def work(uow: UnitOfWork) -> tuple[Subject, Advice]:
-        return _advise(uow, services, parameters)
+    def work(uow: UnitOfWork) -> tuple[UUID | None, Advice]:
+        subject, advice = _advise(uow, services, parameters)
+        return subject.pair_id, advice
 
-    subject, advice = await services.read_once(request.scope["query_string"], work)
+    pair_id, advice = await services.read_once(request.scope["query_string"], work)
     services.metrics.recommendations.labels(advice.status.value).inc()
-    return _text(advice, parameters.format) if parameters.format else advice_out(advice, subject.pair_id)
+    return _text(advice, parameters.format) if parameters.format else advice_out(advice, pair_id)
 
 
 @post(
@@ -144,7 +145,7 @@ def _advise(uow: UnitOfWork, services: Services, asked: QuestionIn) -> tuple[Sub
     raise_faults(recommendation_faults(asked))
     subject = subject_of(uow, services.fits, _selector(asked))
     raise_faults(recommendation_faults(asked, engine=subject.engine))
-    return subject, recommend(subject, question_of(asked), services.answers)
+    return subject, recommend(subject, question_of(asked))
 
 
 def _selector(asked: NamedIn) -> Selector:

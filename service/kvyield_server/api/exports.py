@@ -13,10 +13,11 @@ from kvyield_server.api.auth import MANAGERS
 from kvyield_server.api.pagination import where_of
 from kvyield_server.api.problems import responses_of
 from kvyield_server.api.services import Services, services_of
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.errors import AmbiguousError, MissingExtraError
 from kvyield_server.schemas.exports import csv_head, csv_lines, ndjson
 from kvyield_server.schemas.paging import ExportQuery
-from kvyield_server.storage.records import ObservationFilter, StoredObservation
+from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.usecases.browse import as_spelled
 from kvyield_server.usecases.export import export
 

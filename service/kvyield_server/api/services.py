@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
 from typing import Any, TypeVar
 
 from litestar.connection import ASGIConnection
 
 from kvyield_server.api.telemetry import Metrics
 from kvyield_server.api.tokens import KnownTokens
-from kvyield_server.domain.answers import Advice
 from kvyield_server.errors import StorageUnavailableError
 from kvyield_server.settings import Settings
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.fits import FitCache
 from kvyield_server.usecases.fleet import FleetRefresher
-from kvyield_server.usecases.recommend import AnswerCache
 
 T = TypeVar("T")
 LOOK_SECONDS = 4.0  # two of them are less than a scrape of Prometheus waits
+
+
+class Answers:
+    """Answers by question, right until anything is committed: another stamp of the storage empties them."""
+
+    def __init__(self, size: int = 1_024) -> None:
+        self._size = size
+        self._lock = Lock()
+        self._stamp: Hashable = None
+        self._answers: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, stamp: Hashable, question: Hashable, make: Callable[[], T]) -> T:
+        """Return the answer to a question at a stamp, made when it is new."""
+        with self._lock:
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._answers.clear()
+            if question in self._answers:
+                known: T = self._answers[question]
+                return known
+        made = make()
+        with self._lock:
+            if stamp == self._stamp:
+                self._answers[question] = made
+            if len(self._answers) > self._size:
+                self._answers.popitem(last=False)
+        return made
 
 
 class Services:
@@ -34,8 +61,7 @@ class Services:
         self.storage = storage
         self.metrics = Metrics()
         self.tokens = KnownTokens(storage)
-        self.answers = AnswerCache[Advice]()
-        self.told = AnswerCache[Any]()
+        self._answers = Answers()
         self._readers = ThreadPoolExecutor(settings.reader_threads, "kvyield-read")
         self._lookers = ThreadPoolExecutor(2, "kvyield-look")
         self._fitters = ThreadPoolExecutor(settings.fit_threads, "kvyield-fit")
@@ -58,7 +84,7 @@ class Services:
             with self.storage.read() as uow:
                 return work(uow)
 
-        return await self.in_reader(lambda: self.told.get((self.storage.stamp(), question), run))
+        return await self.in_reader(lambda: self._answers.get(self.storage.stamp(), question, run))
 
     async def look(self, work: Callable[[], T]) -> T:
         """Run work that takes a moment, such as to look a token up, while long reads wait for each other.

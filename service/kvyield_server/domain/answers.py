@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from uuid import UUID
 
-from kvyield_server.domain.facts.observation import EngineName, Flags
+from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar
 
 
 def percent(probability: float) -> str:
@@ -110,6 +110,18 @@ class FitSummary:
     labels: tuple[str, ...]
     warnings: tuple[Caution, ...] = ()
     last_observed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Predictions of a deployment along the fraction, and its starts; ``flags`` are held while the fraction moves."""
+
+    pair_id: UUID
+    summary: FitSummary
+    fraction_flag: str
+    flags: dict[str, Scalar]
+    points: tuple[tuple[float, Prediction], ...]
+    starts: tuple[Observation, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,14 @@ from litestar import Request, Response
 from kvyield_server.api.pagination import key_of, page_of
 from kvyield_server.api.request import given_once
 from kvyield_server.api.services import services_of
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import look
 from kvyield_server.pages.views.calibration import LogRow, across, coverage_plots, log_row, restarts_text, up
 from kvyield_server.pages.views.pairs import hardware_text
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.recommendations import recommendation_out
-from kvyield_server.storage.records import NEWEST_MADE, StoredRecommendation
+from kvyield_server.storage.records import NEWEST_MADE
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import stored_observation
 from kvyield_server.usecases.calibrate import calibrate

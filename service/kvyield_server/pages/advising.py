@@ -11,6 +11,7 @@ from uuid import UUID
 from kvyield_server.api.services import Services
 from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Flags, Scalar
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.asking import Asked, asked, default_target, is_asked
 from kvyield_server.pages.running import flags_as_set, line_along, running_fraction, running_values
@@ -19,7 +20,7 @@ from kvyield_server.pages.views.plot import LineView, overlay
 from kvyield_server.schemas.common import EstimateOut
 from kvyield_server.schemas.recommendations import QuestionIn, advice_out, question_of
 from kvyield_server.schemas.selectors import selector_as_given, selector_fields
-from kvyield_server.storage.records import Pair, StoredRecommendation
+from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.deployments import Subject, subject_of
 from kvyield_server.usecases.recommend import recommend, rendered, store
@@ -85,7 +86,7 @@ def _verified_headroom(
         return None
     selector = Selector(**selector_fields(asked), as_given=selector_as_given(asked))
     question = _held(Question(target_tokens=longest), fit, fraction)
-    advice = recommend(subject_of(uow, services.fits, selector), question, services.answers)
+    advice = recommend(subject_of(uow, services.fits, selector), question)
     return advice_out(advice, None).prediction.headroom_gib
 
 
@@ -123,7 +124,7 @@ def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> Answer:
     """Return the answer to a question, with the deployment that it is about."""
     selector = Selector(**selector_fields(asked), as_given=selector_as_given(asked))
     subject, question = subject_of(uow, services.fits, selector), question_of(asked)
-    advice = recommend(subject, question, services.answers)
+    advice = recommend(subject, question)
     return Answer(subject, question, advice, subject.deployment(advice.flags))
 
 

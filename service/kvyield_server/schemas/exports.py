@@ -11,11 +11,11 @@ from uuid import UUID
 
 import msgspec
 
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.schemas.common import as_utc
 from kvyield_server.schemas.observations import (
     ExportedIn,
     MeasurementsIn,
-    Stored,
     content_digest,
     from_domain,
     observation_faults,
@@ -35,7 +35,7 @@ COLUMNS = (
 _FORMULA_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 
 
-def ndjson(observations: Iterable[Stored]) -> bytes:
+def ndjson(observations: Iterable[StoredObservation]) -> bytes:
     """Return one JSON object a line."""
     return b"".join(msgspec.json.encode(from_domain(stored)) + b"\n" for stored in observations)
 
@@ -47,7 +47,7 @@ class ReadLine(NamedTuple):
     archive: dict[str, Any]
 
 
-def archive_line(stored: Stored | None, archive: Any) -> bytes:
+def archive_line(stored: StoredObservation | None, archive: Any) -> bytes:
     """Return a line that holds a start and what belongs to it."""
     start = {} if stored is None else msgspec.to_builtins(from_domain(stored))
     return msgspec.json.encode({**start, "archive": archive}) + b"\n"
@@ -90,12 +90,12 @@ def csv_head() -> bytes:
     return _line(COLUMNS)
 
 
-def csv_lines(observations: Iterable[Stored]) -> bytes:
+def csv_lines(observations: Iterable[StoredObservation]) -> bytes:
     """Return one line per observation; a text that a spreadsheet would run as a formula gets a leading quote."""
     return b"".join(_line(_safe(row[name]) for name in COLUMNS) for row in map(table_row, observations))
 
 
-def table_row(stored: Stored) -> dict[str, Any]:
+def table_row(stored: StoredObservation) -> dict[str, Any]:
     """Return an observation as one flat row, with more than the columns; nested parts are JSON text."""
     start = stored.observation
     wire = msgspec.to_builtins(from_domain(stored))

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from itertools import chain
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
 from msgspec import Meta, Struct
 
-from kvyield_server.domain.facts.accounts import FieldChange
 from kvyield_server.domain.facts.observation import (
     Answer,
     Cause,
@@ -28,6 +27,7 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
+from kvyield_server.domain.records import HistoryEntry, StoredObservation
 from kvyield_server.schemas.common import (
     Count,
     Fraction,
@@ -231,7 +231,7 @@ class ObservationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_o
         measurements: What was measured at the start.
         failure: How the start failed; null when `outcome` is `ready`.
         verifications: Prompts that were sent to the running server; at most 100.
-        recommendation_id: Stored recommendation that this start followed and is compared with.
+        recommendation_id: StoredObservation recommendation that this start followed and is compared with.
         log_excerpt: Lines of the engine's log that the figures were read from.
     """
 
@@ -347,7 +347,7 @@ class ObservationOut(Struct, frozen=True, kw_only=True):
         measurements: What was measured at the start.
         failure: How the start failed; null when it did not.
         verifications: Prompts that were sent to the running server, in the order of their arrival.
-        recommendation_id: Stored recommendation that this start followed.
+        recommendation_id: StoredObservation recommendation that this start followed.
         log_excerpt: Lines of the engine's log that the figures were read from; null in lists.
         pair_id: The pair of the start, found by the service.
         received_at: Time when the service stored the start, UTC.
@@ -375,38 +375,6 @@ class ObservationOut(Struct, frozen=True, kw_only=True):
     retracted_at: datetime | None
     retraction_reason: str | None
     history: list[HistoryEntryOut]
-
-
-class Stored(Protocol):
-    """An observation as a store hands it out."""
-
-    @property
-    def observation(self) -> Observation: ...
-    @property
-    def pair_id(self) -> UUID: ...
-    @property
-    def received_at(self) -> datetime: ...
-    @property
-    def retracted_at(self) -> datetime | None: ...
-    @property
-    def retraction_reason(self) -> str | None: ...
-    @property
-    def history(self) -> Sequence[Entry]: ...
-
-
-class Entry(Protocol):
-    """An entry of the history as a store hands it out."""
-
-    @property
-    def at(self) -> datetime: ...
-    @property
-    def actor(self) -> str: ...
-    @property
-    def action(self) -> Literal["merge", "correction"]: ...
-    @property
-    def reason(self) -> str | None: ...
-    @property
-    def changes(self) -> Sequence[FieldChange]: ...
 
 
 class RetractionIn(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -483,7 +451,7 @@ def verification_to_domain(body: VerificationIn) -> Verification:
     return msgspec.convert(body, Verification, from_attributes=True)
 
 
-def from_domain(stored: Stored) -> ObservationOut:
+def from_domain(stored: StoredObservation) -> ObservationOut:
     """Return a stored observation in its wire form."""
     start = stored.observation
     return ObservationOut(
@@ -513,7 +481,7 @@ def model_out(model: Model) -> ModelOut:
     return ModelOut(name=model.name, revision=model.revision, facts=dict(model.facts))
 
 
-def _entry_out(entry: Entry) -> HistoryEntryOut:
+def _entry_out(entry: HistoryEntry) -> HistoryEntryOut:
     changes = [FieldChangeOut(field=each.field, before=each.before, after=each.after) for each in entry.changes]
     return HistoryEntryOut(at=entry.at, actor=entry.actor, action=entry.action, reason=entry.reason, changes=changes)
 

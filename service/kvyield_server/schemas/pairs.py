@@ -2,34 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Protocol
+from typing import Annotated
 from uuid import UUID
 
 from msgspec import Meta, Struct, convert
 
-from kvyield_server.domain.answers import Basis, BasisKind, FitSummary, Prediction
+from kvyield_server.domain.answers import Basis, BasisKind, Curve, FitSummary, Prediction
 from kvyield_server.domain.facts.observation import EngineName, Hardware, Observation, Outcome, Scalar
 from kvyield_server.schemas.common import EstimateOut, Fraction, WarningOut, estimate_out, tokens_out, warnings_out
 from kvyield_server.schemas.observations import ModelOut
-
-
-class Curve(Protocol):
-    """A deployment's predictions along the fraction, as the use case hands them out."""
-
-    @property
-    def pair_id(self) -> UUID: ...
-    @property
-    def summary(self) -> FitSummary: ...
-    @property
-    def fraction_flag(self) -> str: ...
-    @property
-    def flags(self) -> Mapping[str, Scalar]: ...
-    @property
-    def points(self) -> Sequence[tuple[float, Prediction]]: ...
-    @property
-    def starts(self) -> Sequence[Observation]: ...
 
 
 class CurveQuery(Struct, forbid_unknown_fields=True, kw_only=True, rename={"lowest": "from", "highest": "to"}):

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.inspect import FloatType, IntType, UnionType, type_info
 
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.schemas.exports import COLUMNS, table_row
-from kvyield_server.schemas.observations import MeasurementsIn, Stored
+from kvyield_server.schemas.observations import MeasurementsIn
 
 _INSTANTS = ("observed_at", "received_at", "retracted_at")
 _TYPES = {
@@ -30,7 +31,7 @@ class ParquetTable:
         self._schema = pa.schema([(name, _type_of(name)) for name in COLUMNS])
         self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd")
 
-    def rows(self, observations: Iterable[Stored]) -> bytes:
+    def rows(self, observations: Iterable[StoredObservation]) -> bytes:
         """Write observations as a group of rows; return what the file gained."""
         rows = [_typed(stored) for stored in observations]
         if rows:
@@ -98,7 +99,7 @@ def _measured_types() -> dict[str, pa.DataType]:
 _MEASURED = _measured_types()
 
 
-def _typed(stored: Stored) -> dict[str, Any]:
+def _typed(stored: StoredObservation) -> dict[str, Any]:
     row = table_row(stored)
     moments = {name: row[name] and datetime.fromisoformat(row[name]) for name in _INSTANTS}
     return {name: row[name] for name in COLUMNS} | moments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from itertools import chain
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 import msgspec
@@ -12,6 +12,7 @@ from msgspec import Meta, Struct
 
 from kvyield_server.domain.answers import Advice, Headline, Prefer, Question, Status, Window
 from kvyield_server.domain.facts.observation import EngineName, Flags, Scalar
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.schemas.common import (
     EstimateOut,
     Gib,
@@ -274,25 +275,6 @@ class SettlementIn(Struct, forbid_unknown_fields=True, kw_only=True):
     observation_id: UUID
 
 
-class Stored(Protocol):
-    """A recommendation as a store hands it out."""
-
-    @property
-    def id(self) -> UUID: ...
-    @property
-    def made_at(self) -> datetime: ...
-    @property
-    def pair_id(self) -> UUID | None: ...
-    @property
-    def question(self) -> Question: ...
-    @property
-    def advice(self) -> Advice: ...
-    @property
-    def observation_id(self) -> UUID | None: ...
-    @property
-    def settled_at(self) -> datetime | None: ...
-
-
 def recommendation_faults(body: QuestionIn, pointer: str = "", engine: EngineName | None = None) -> list[Fault]:
     """Return what the types cannot say; ``engine`` is the one that was found where the body names none."""
     need = size_faults(body, pointer, ("prompt_need_gib",))
@@ -318,7 +300,7 @@ def advice_out(advice: Advice, pair_id: UUID | None) -> AdviceOut:
     return AdviceOut(**_fields(advice), pair_id=pair_id)
 
 
-def recommendation_out(stored: Stored, settlement: str | None = None) -> RecommendationOut:
+def recommendation_out(stored: StoredRecommendation, settlement: str | None = None) -> RecommendationOut:
     """Return a stored answer; ``settlement`` is what there is to say of the start that settled it."""
     return RecommendationOut(
         **_fields(stored.advice),

@@ -15,7 +15,8 @@ import msgspec
 from kvyield_server.domain.answers import Advice, Question
 from kvyield_server.domain.facts.accounts import Account, FieldChange
 from kvyield_server.domain.facts.observation import Hardware, Model, Observation
-from kvyield_server.storage.records import HistoryEntry, StoredAccount, StoredObservation, StoredRecommendation
+from kvyield_server.domain.records import HistoryEntry, StoredObservation, StoredRecommendation
+from kvyield_server.storage.records import StoredAccount
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import plain
 

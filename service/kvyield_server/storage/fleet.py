@@ -29,7 +29,12 @@ from kvyield_server.domain.answers import Drift, Question
 from kvyield_server.domain.facts.observation import EngineName
 from kvyield_server.storage import tables
 from kvyield_server.storage.pairs import SOURCE
-from kvyield_server.storage.records import FleetRow, StoredDrift, Verdict, VersionChange
+from kvyield_server.storage.records import (
+    FleetRow,
+    StoredDrift,
+    Verdict,
+    VersionChange,
+)
 from kvyield_server.storage.statements import batched, insert_unknown
 from kvyield_server.storage.values import refuse_unstorable
 

@@ -26,6 +26,7 @@ from sqlalchemy import (
 
 from kvyield_server.domain.facts.accounts import Account
 from kvyield_server.domain.facts.observation import Observation, Verification
+from kvyield_server.domain.records import HistoryEntry, StoredObservation
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.candidates import query_near
@@ -34,13 +35,11 @@ from kvyield_server.storage.paging import cut, observation_key
 from kvyield_server.storage.pairs import SOURCE
 from kvyield_server.storage.records import (
     NEWEST_OBSERVED,
-    HistoryEntry,
     ObservationFilter,
     Page,
     PageKey,
     Pair,
     StoredAccount,
-    StoredObservation,
 )
 from kvyield_server.storage.rows import (
     account_from_row,

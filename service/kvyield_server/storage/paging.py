@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from kvyield_server.domain.records import StoredObservation, StoredRecommendation
 from kvyield_server.storage.records import (
     AuditEntry,
     Page,
     PageKey,
     Pair,
     SettledRecommendation,
-    StoredObservation,
-    StoredRecommendation,
 )
 
 T = TypeVar("T")

@@ -14,7 +14,13 @@ from kvyield_server.domain.facts.observation import Hardware, Model
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.paging import cut, pair_key
-from kvyield_server.storage.records import NEWEST_CREATED, Page, PageKey, Pair, PairName
+from kvyield_server.storage.records import (
+    NEWEST_CREATED,
+    Page,
+    PageKey,
+    Pair,
+    PairName,
+)
 from kvyield_server.storage.rows import hardware_from_row, pair_from_row
 from kvyield_server.storage.statements import batched, insert_unknown, page_of_rows
 from kvyield_server.storage.values import merge_hardware, merge_model, new_id, plain, refuse_unstorable, utc_now

@@ -8,11 +8,12 @@ from uuid import UUID
 
 from sqlalchemy import Connection, select, update
 
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.observations import Observations
 from kvyield_server.storage.paging import cut, recommendation_key, settled_key
-from kvyield_server.storage.records import Page, PageKey, SettledRecommendation, StoredRecommendation
+from kvyield_server.storage.records import Page, PageKey, SettledRecommendation
 from kvyield_server.storage.rows import recommendation_from_row, recommendation_to_row
 from kvyield_server.storage.statements import insert_rows, page_of_rows
 from kvyield_server.storage.values import refuse_unstorable

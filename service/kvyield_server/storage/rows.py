@@ -9,7 +9,7 @@ from uuid import UUID
 
 import msgspec
 
-from kvyield_server.domain.answers import Advice, FitSummary, Question
+from kvyield_server.domain.answers import Advice, Question
 from kvyield_server.domain.facts.accounts import Account, FieldChange
 from kvyield_server.domain.facts.observation import (
     Answer,
@@ -23,16 +23,13 @@ from kvyield_server.domain.facts.observation import (
     Outcome,
     Verification,
 )
+from kvyield_server.domain.records import HistoryEntry, StoredObservation, StoredRecommendation
 from kvyield_server.storage.records import (
     ApiToken,
     AuditEntry,
-    HistoryEntry,
     Pair,
     Role,
     StoredAccount,
-    StoredFit,
-    StoredObservation,
-    StoredRecommendation,
 )
 from kvyield_server.storage.values import plain
 
@@ -205,28 +202,6 @@ def pair_from_row(row: Row) -> Pair:
         observation_count=row["observation_count"],
         last_observed_at=row["last_observed_at"],
         engines=tuple(EngineName(name) for name in row["engines"]),
-    )
-
-
-def fit_to_row(stored: StoredFit, position: int) -> dict[str, Any]:
-    return {
-        "pair_id": stored.pair_id,
-        "position": position,
-        "revision": stored.revision,
-        "fitted_at": stored.fitted_at,
-        "deployment_id": stored.summary.deployment_id,
-        "engine": stored.summary.engine.value,
-        "engine_version": stored.summary.engine_version,
-        "summary": plain(stored.summary),
-    }
-
-
-def fit_from_row(row: Row) -> StoredFit:
-    return StoredFit(
-        pair_id=row["pair_id"],
-        revision=row["revision"],
-        fitted_at=row["fitted_at"],
-        summary=_struct(row["summary"], FitSummary),
     )
 
 

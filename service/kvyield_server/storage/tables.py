@@ -230,6 +230,7 @@ verification = Table(
     Column("answer", String),
 )
 
+# only release 0.1 kept fits here; migrations remove nothing before the release after
 fit = Table(
     "fit",
     metadata,

@@ -20,7 +20,6 @@ from kvyield_server.storage import migrate
 from kvyield_server.storage.audit import Audit
 from kvyield_server.storage.connections import LOCK_WAIT_SECONDS
 from kvyield_server.storage.faults import translated
-from kvyield_server.storage.fits import Fits
 from kvyield_server.storage.fleet import Fleet
 from kvyield_server.storage.observations import Observations
 from kvyield_server.storage.pairs import Pairs
@@ -41,7 +40,6 @@ class UnitOfWork:
         self.connection = connection
         self.pairs = Pairs(connection)
         self.observations = Observations(connection)
-        self.fits = Fits(connection)
         self.fleet = Fleet(connection)
         self.recommendations = Recommendations(connection, self.observations)
         self.tokens = Tokens(connection)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
 
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.storage.archive import (
     Archive,
     ArchivedAnswer,
@@ -14,7 +15,12 @@ from kvyield_server.storage.archive import (
     restore,
     restore_answers,
 )
-from kvyield_server.storage.records import ObservationFilter, Page, PageKey, StoredObservation, every_page
+from kvyield_server.storage.records import (
+    ObservationFilter,
+    Page,
+    PageKey,
+    every_page,
+)
 from kvyield_server.storage.statements import batched
 from kvyield_server.storage.uow import Storage, UnitOfWork
 

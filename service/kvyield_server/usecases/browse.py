@@ -8,6 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 from kvyield_server.domain.facts.accounts import loose_gpu, loose_model
+from kvyield_server.domain.records import StoredObservation, StoredRecommendation
 from kvyield_server.errors import AmbiguousError, ForbiddenError, NotFoundError
 from kvyield_server.storage.records import (
     NEWEST_CREATED,
@@ -15,8 +16,6 @@ from kvyield_server.storage.records import (
     Page,
     PageKey,
     Pair,
-    StoredObservation,
-    StoredRecommendation,
 )
 from kvyield_server.storage.uow import UnitOfWork
 

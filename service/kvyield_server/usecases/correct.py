@@ -10,8 +10,9 @@ from uuid import UUID
 from kvyield_server.domain.facts.accounts import FieldChange
 from kvyield_server.domain.facts.merging import differences, with_changes
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Outcome
+from kvyield_server.domain.records import HistoryEntry, StoredObservation
 from kvyield_server.errors import InvalidError
-from kvyield_server.storage.records import HistoryEntry, StoredAccount, StoredObservation
+from kvyield_server.storage.records import StoredAccount
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id
 from kvyield_server.usecases.browse import require_own_start, stored_observation

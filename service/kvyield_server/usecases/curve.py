@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from kvyield_server.domain.answers import FitSummary, Prediction
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Scalar
+from kvyield_server.domain.answers import Curve
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation
 from kvyield_server.errors import InvalidError, NotFoundError
 
 if TYPE_CHECKING:
@@ -15,18 +14,6 @@ if TYPE_CHECKING:
 
 _MARGIN = 0.05
 _LOWEST, _HIGHEST = 0.01, 0.999
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """``flags`` are held while the fraction moves."""
-
-    pair_id: UUID
-    summary: FitSummary
-    fraction_flag: str
-    flags: dict[str, Scalar]
-    points: tuple[tuple[float, Prediction], ...]
-    starts: tuple[Observation, ...]
 
 
 def curve(

@@ -11,7 +11,7 @@ from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, H
 from kvyield_server.errors import InvalidError, NotFoundError
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork
-from kvyield_server.usecases.fits import FitCache, Revisions, revisions, transfers_to
+from kvyield_server.usecases.fits import FitCache, transfers_to
 from kvyield_server.usecases.select import Selector, find_pair
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ class Subject:
     pair: Pair | None
     fit: PairFit | None
     transfers: tuple[Observation, ...]
-    revisions: Revisions
 
     @property
     def pair_id(self) -> UUID | None:
@@ -78,19 +77,18 @@ def subject_of(uow: UnitOfWork, fits: FitCache, selector: Selector) -> Subject:
         if selector.facts is None or selector.model is None or selector.like is not None:
             raise
         return _never_recorded(uow, selector)
-    state = revisions(uow, pair.model.name)
     pair = replace(pair, hardware=_told_hardware(pair.hardware, selector), model=_told_model(pair.model, selector))
-    fit = fits.of_pair(uow, pair, state, told=_told(selector))
+    fit = fits.of_pair(uow, pair, _told(selector))
     is_known = any(selector.engine in (None, deployment.summary.engine) for deployment in fit.deployments)
     transfers = () if is_known else transfers_to(uow, pair.model.name, pair.id)
-    return Subject(selector, pair.hardware, pair.model, pair, fit, transfers, state)
+    return Subject(selector, pair.hardware, pair.model, pair, fit, transfers)
 
 
 def _never_recorded(uow: UnitOfWork, selector: Selector) -> Subject:
     hardware = _told_hardware(Hardware(gpu=selector.gpu or "", gpu_count=selector.gpu_count or 1), selector)
     model = _told_model(Model(name=selector.model or ""), selector)
     transfers = transfers_to(uow, model.name, None)
-    return Subject(selector, hardware, model, None, None, transfers, revisions(uow, model.name))
+    return Subject(selector, hardware, model, None, None, transfers)
 
 
 def _told_hardware(known: Hardware, asked: Selector) -> Hardware:

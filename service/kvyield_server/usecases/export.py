@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvyield_server.storage.records import ObservationFilter, Page, PageKey, StoredObservation, every_page
+from kvyield_server.domain.records import StoredObservation
+from kvyield_server.storage.records import (
+    ObservationFilter,
+    Page,
+    PageKey,
+    every_page,
+)
 from kvyield_server.storage.uow import Storage
 
 PAGE_SIZE = 500

@@ -45,13 +45,12 @@ class FitCache:
         self._fits: OrderedDict[Key, Future[PairFit]] = OrderedDict()
         self.made = 0
 
-    def of_pair(self, uow: UnitOfWork, pair: Pair, known: Revisions | None = None, told: str = "") -> PairFit:
+    def of_pair(self, uow: UnitOfWork, pair: Pair, told: str = "") -> PairFit:
         """Return the fits of a pair, computed in the fit executor when its evidence changed.
 
-        ``known`` are the revisions of its model in the same snapshot, for who has read them already; ``told`` names
-        attributes of ``pair`` that the asker told and the database does not hold.
+        ``told`` names attributes of ``pair`` that the asker told and the database does not hold.
         """
-        key = (pair.id, revisions(uow, pair.model.name) if known is None else known, told)
+        key = (pair.id, _revisions(uow, pair.model.name), told)
         future = self._known(key) or self._started(key, evidence_of(uow, pair))
         try:
             return future.result()
@@ -81,7 +80,7 @@ class FitCache:
             self._fits.popitem(last=False)
 
 
-def revisions(uow: UnitOfWork, model: str) -> Revisions:
+def _revisions(uow: UnitOfWork, model: str) -> Revisions:
     """Return the state of all evidence on a model: a fit made at equal revisions is still right."""
     return tuple((pair.id, pair.revision) for pair in uow.pairs.of_model(model))
 

@@ -1,48 +1,28 @@
-"""Recommend: the flags to restart with, answered from the pair's fits; equal questions on equal evidence once."""
+"""Recommend: the flags to restart with, answered from the pair's fits."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
-from threading import Lock
-from typing import Generic, TypeVar
 from uuid import UUID
 
 from kvyield_server.domain.answers import Advice, Question, Status
-from kvyield_server.storage.records import StoredRecommendation
+from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.deployments import Subject
 
-T = TypeVar("T")
 
-
-class AnswerCache(Generic[T]):
-    """Answers by a key that holds the state of the evidence: a change makes a new key, so no answer is ever stale."""
-
-    def __init__(self, size: int = 1_024) -> None:
-        self._size = size
-        self._lock = Lock()
-        self._answers: OrderedDict[Hashable, T] = OrderedDict()
-
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the answer for a key, made when it is new."""
-        with self._lock:
-            known = self._answers.get(key)
-        if known is not None:
-            return known
-        made = make()
-        with self._lock:
-            self._answers[key] = made
-            while len(self._answers) > self._size:
-                self._answers.popitem(last=False)
-        return made
-
-
-def recommend(subject: Subject, question: Question, answers: AnswerCache[Advice]) -> Advice:
+def recommend(subject: Subject, question: Question) -> Advice:
     """Answer a question about a subject."""
-    return answers.get(_key(subject, question), lambda: _answer(subject, question))
+    from kvyield_server.domain.advice.recommend import recommend as advise  # scipy loads at the first answer
+    from kvyield_server.domain.engines.registry import translated
+
+    fit = subject.deployment(translated(subject.engine, question.flags))
+    advice = advise(fit, replace(question, engine_version=subject.selector.engine_version))
+    known = {warning.code for warning in advice.warnings}
+    more = (caution for caution in subject.cautions(fit) if caution.code not in known)
+    return replace(advice, warnings=(*advice.warnings, *more))
 
 
 def store(
@@ -83,23 +63,3 @@ def rendered(advice: Advice, form: str) -> str:
     from kvyield_server.domain.advice.render import render  # keeps numpy out of start-up
 
     return render(advice, form)
-
-
-def _key(subject: Subject, question: Question) -> Hashable:
-    chosen = subject.selector
-    cold = repr((chosen.facts, chosen.memory_gib, chosen.unified_memory, chosen.gpu, chosen.gpu_count))
-    held = tuple(sorted((name, repr(value)) for name, value in question.flags.items()))
-    asked = (question.target_tokens, question.reply_tokens, question.concurrent, question.confidence, question.prefer)
-    who = (subject.pair_id, subject.engine, chosen.engine_version, chosen.like)
-    return (subject.revisions, who, asked, question.prompt_need_gib, held, cold)
-
-
-def _answer(subject: Subject, question: Question) -> Advice:
-    from kvyield_server.domain.advice.recommend import recommend as advise  # scipy loads at the first answer
-    from kvyield_server.domain.engines.registry import translated
-
-    fit = subject.deployment(translated(subject.engine, question.flags))
-    advice = advise(fit, replace(question, engine_version=subject.selector.engine_version))
-    known = {warning.code for warning in advice.warnings}
-    more = (caution for caution in subject.cautions(fit) if caution.code not in known)
-    return replace(advice, warnings=(*advice.warnings, *more))

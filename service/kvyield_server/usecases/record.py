@@ -19,8 +19,9 @@ from kvyield_server.domain.facts.accounts import (
 )
 from kvyield_server.domain.facts.merging import differences, merged, with_changes
 from kvyield_server.domain.facts.observation import Hardware, Model, Observation
+from kvyield_server.domain.records import HistoryEntry, StoredObservation
 from kvyield_server.errors import ConflictError, InvalidError
-from kvyield_server.storage.records import HistoryEntry, StoredAccount, StoredObservation
+from kvyield_server.storage.records import StoredAccount
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import new_id
 from kvyield_server.usecases.settle import require_made, settle

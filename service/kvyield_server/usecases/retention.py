@@ -8,8 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.errors import ConflictError
-from kvyield_server.storage.records import StoredObservation
 from kvyield_server.storage.uow import Storage, UnitOfWork
 from kvyield_server.usecases.audit import COMMAND_LINE, audited
 from kvyield_server.usecases.fits import MOST_STARTS

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from datetime import datetime
 from uuid import UUID
 
-from kvyield_server.storage.records import StoredObservation
+from kvyield_server.domain.records import StoredObservation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.audit import audited
 

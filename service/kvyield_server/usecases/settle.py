@@ -9,8 +9,8 @@ from uuid import UUID
 
 from kvyield_server.domain.facts.accounts import loose_gpu, loose_model
 from kvyield_server.domain.facts.observation import Observation
+from kvyield_server.domain.records import StoredObservation, StoredRecommendation
 from kvyield_server.errors import ConflictError, InvalidError
-from kvyield_server.storage.records import StoredObservation, StoredRecommendation
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.usecases.browse import require_own_start, stored_recommendation
 

@@ -14,7 +14,12 @@ from kvyield_server.domain.facts.observation import FRACTION_FLAG, Answer
 from kvyield_server.pages.views.observation import ANSWER_WORDS
 from kvyield_server.pages.views.starts import AT_MOST
 from kvyield_server.pages.views.words import MINUS, UNKNOWN, engine_word, figure, flag_value, plural, tokens
-from kvyield_server.storage.records import FleetRow, StoredDrift, Verdict, VersionChange
+from kvyield_server.storage.records import (
+    FleetRow,
+    StoredDrift,
+    Verdict,
+    VersionChange,
+)
 
 VERDICT_WORDS = {Verdict.YES: "yes", Verdict.AT_RISK: "at risk", Verdict.NO: "no"}
 VERDICT_CHIPS = {Verdict.YES: "good", Verdict.AT_RISK: "warm", Verdict.NO: "loud"}
