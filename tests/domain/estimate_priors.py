@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations
 from math import log
 from statistics import median, stdev
@@ -16,6 +17,8 @@ from domain.real_starts import case_groups, h200_ladder, h200_starts
 from domain.trial_starts import trial_starts
 from kvyield_server.domain.facts.devices import has_unified_memory
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Observation, Outcome
+from kvyield_server.domain.model.evidence import is_death
+from kvyield_server.domain.model.fit import PairEvidence, fit_pair
 
 LADDERS = (("qwen3-8b", "sglang"), ("dsv2-lite", "sglang"), ("qwen3-8b", "vllm"))
 TABLE_BYTES = 4
@@ -204,6 +207,54 @@ def sizes() -> Iterable[tuple[str, str]]:
         yield f"slope over the stated memory, {kind}", spread(values)
 
 
+def by_pair() -> list[list[Observation]]:
+    """Return all recorded starts by GPU, count, model and engine."""
+    found: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    for start in everything():
+        found[start.hardware.gpu, start.hardware.gpu_count, start.model.name, start.engine.name].append(start)
+    return list(found.values())
+
+
+def arithmetic() -> Iterable[tuple[str, str]]:
+    """Free memory at ready less what each start would predict if nothing had measured it, by pair."""
+    for starts in by_pair():
+        off, shares = [], []
+        for start in starts:
+            ready, fraction = start.measurements.free_at_ready_gib, start.fraction
+            if not start.came_up or ready is None or fraction is None or has_unified_memory(start.hardware):
+                continue
+            unread = replace(start.measurements, free_at_ready_gib=None, free_at_pool_end_gib=None)
+            fit = fit_pair(PairEvidence((replace(start, measurements=unread, verifications=()),))).deployments[0]
+            predicted, base = fit.predict(fit.flags).free_at_ready_gib, fit.pool.line.base
+            if predicted is not None and base is not None:
+                off.append(ready - predicted.median)
+                shares.append((ready - predicted.median) / base.mean)
+        if off:
+            name = f"{starts[0].hardware.gpu}, {starts[0].model.name}, {starts[0].engine.name.value}"
+            yield f"{name}, GiB", spread(off)
+            yield "  as a share of the GPU's memory", spread(shares)
+
+
+def deaths() -> Iterable[tuple[str, str]]:
+    """Deaths that starts which came up speak against, and how near below a death the next start came up."""
+    up, died, spoken_against, near = 0, 0, 0, []
+    for starts in by_pair():
+        for fit in fit_pair(PairEvidence(tuple(starts))).deployments:
+            counting = {start.id for start in fit.history.deaths}
+            ran = [start for start in fit.starts if start.came_up and start.fraction is not None]
+            up += len(ran)
+            for start in fit.starts:
+                if not is_death(start):
+                    continue
+                died += 1
+                spoken_against += start.id not in counting
+                below = [each.fraction or 0.0 for each in ran if (each.fraction or 0.0) < (start.fraction or 0.0)]
+                if below and start.hardware.memory_gib is not None:
+                    near.append(((start.fraction or 0.0) - max(below)) * start.hardware.memory_gib)
+    yield "deaths that others speak against", f"{spoken_against} of {died}, beside {up} starts that came up"
+    yield "from a death down to the next start that came up, GiB", spread(near)
+
+
 def fractions() -> Iterable[tuple[str, str]]:
     """Fractions that starts ran at, by engine."""
     for engine, flag in FRACTION_FLAG.items():
@@ -223,6 +274,8 @@ def main() -> None:
         prices,
         prompts,
         sizes,
+        arithmetic,
+        deaths,
         fractions,
     ):
         print(f"\n{(chapter.__doc__ or '').strip()}")

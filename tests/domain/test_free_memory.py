@@ -7,8 +7,10 @@ from itertools import combinations
 from math import isfinite
 from statistics import median
 
+import numpy as np
 import pytest
 
+from domain import ledgers
 from domain.measured_memory import in_full, ladder, measured_starts
 from domain.worked_starts import kimi_flags, start, worked_starts
 from kvyield_server.domain.advice.recommend import recommend
@@ -24,6 +26,7 @@ from kvyield_server.domain.facts.observation import (
     Phase,
 )
 from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
+from kvyield_server.domain.model.free_memory import UNRELATED, fit_free_memory
 
 
 def fitted(*starts: Observation) -> DeploymentFit:
@@ -173,3 +176,46 @@ def test_each_start_of_all_flags_is_met_from_all_others() -> None:
         assert free.median == pytest.approx(truth, abs=0.15), other.flags
         inside.append(truth is not None and free.low <= truth <= free.high)
     assert sum(inside) >= 0.85 * len(inside)
+
+
+@pytest.mark.parametrize("deaths", [(0.94,), (0.80,), (0.94, 0.90), (0.60,)])
+@pytest.mark.parametrize("measured", [(), (0.87,)])
+def test_deaths_at_start_up_condition_free_memory_as_sampling_does(
+    deaths: tuple[float, ...], measured: tuple[float, ...]
+) -> None:
+    """Each is free memory below zero there, or else one in a hundred starts that die for a cause of their own.
+
+    Normals matched to cut ones are off by less than 0.08 where an answer may lie, which is below the deaths.
+    """
+    ran = [ledgers.start(0, 0.55, ledgers.pool_at(0.55)), *(ledgers.on_line(1, fraction) for fraction in measured)]
+    died = [ledgers.start(2 + n, fraction, outcome="oom_startup") for n, fraction in enumerate(deaths)]
+    line, asked = fitted(*ran).pool.line, np.array([0.3, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 0.93])
+    flags = ran[0].flags
+    free = fit_free_memory(ran, line)
+    given = fit_free_memory([*ran, *died], line, died)
+    pools = [line.at(flags, at) for at in (asked, np.array(deaths))]
+    found = given.at(flags, asked, pools[0])
+    assert found is not None
+    prior = free.posterior
+    assert prior is not None
+    random = np.random.default_rng(7)
+    component = random.choice(prior.weight.size, size=200_000, p=prior.weight)
+    roots = np.linalg.cholesky(prior.covariance + 1e-12 * np.eye(prior.mean.shape[1]))
+    drawn = prior.mean[component] + np.einsum(
+        "nij,nj->ni", roots[component], random.standard_normal((component.size, prior.mean.shape[1]))
+    )
+    weight = np.ones(component.size)
+    (rows, known), (death_rows, death_known) = (
+        free.rows(flags, at, pool, dropped=np.zeros(at.size))
+        for at, pool in zip((asked, np.array(deaths)), pools, strict=True)
+    )
+    noise = prior.noise[component]
+    for row, arithmetic in zip(death_rows, death_known, strict=True):
+        left = drawn @ row + arithmetic + noise * random.standard_normal(component.size)
+        weight *= np.where(left < 0.0, 1.0, UNRELATED)
+    left = drawn @ rows.T + known + noise[:, None] * random.standard_normal((component.size, asked.size))
+    for needed in (0.0, 2.0):
+        sampled = weight @ (left >= needed) / weight.sum()
+        below = asked < min(deaths)
+        np.testing.assert_allclose(found.above(needed)[below], sampled[below], atol=0.08)
+        np.testing.assert_allclose(found.above(needed), sampled, atol=0.15)

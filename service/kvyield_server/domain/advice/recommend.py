@@ -53,10 +53,6 @@ class _Decision:
     first: str = ""
 
 
-A_STEP = 0.01
-"""By how much people change the fraction when they walk it by hand (tests/bench/rivals.py)."""
-
-
 def recommend(model: YieldModel, question: Question) -> Advice:
     """Return which flags to keep or to restart with, so that the pool holds the target and a prompt finds its memory.
 
@@ -214,25 +210,8 @@ def _status(case: Case, decision: _Decision) -> Status:
         return Status.INFEASIBLE
     labels = case.model.summary.labels
     is_sure = choice.is_met and choice.unserved is None and not decision.is_doubtful and not case.is_other_version
-    is_sure &= case.model.failed(choice.flags) is None and (
-        decision.is_kept or not _is_just_below_a_death(case, choice)
-    )
+    is_sure &= case.model.failed(choice.flags) is None
     return Status.OK if is_sure and "drift" not in labels and case.model.drifted is None else Status.AT_RISK
-
-
-def _is_just_below_a_death(case: Case, choice: Choice) -> bool:
-    """Tell whether the fraction is less than a step below one ruled out by a death, and nothing came up near it.
-
-    Free memory measured far below may speak against such a death; a service is not restarted beside it as if nothing
-    had been. A step is what people walk by, 0.01.
-    """
-    ruled_out = choice.option.fractions[~choice.option.is_allowed]
-    if not ruled_out.size or not choice.fraction > ruled_out[0] - A_STEP:
-        return False
-    near = ruled_out[0] - 2 * A_STEP
-    return not any(
-        start.came_up and start.fraction is not None and start.fraction >= near for start in case.model.starts
-    )
 
 
 def _answer(case: Case, decision: _Decision) -> Advice:

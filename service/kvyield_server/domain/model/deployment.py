@@ -26,6 +26,7 @@ from kvyield_server.domain.facts.observation import (
     Hardware,
     Model,
     Observation,
+    Outcome,
     Verification,
 )
 from kvyield_server.domain.facts.scalars import as_number, as_word, is_on
@@ -37,7 +38,14 @@ from kvyield_server.domain.model.free_memory import FreeMemory
 from kvyield_server.domain.model.history import History
 from kvyield_server.domain.model.interface import Mask, Measured, Need, Predicted
 from kvyield_server.domain.model.mixture import Floats, Mixture
-from kvyield_server.domain.model.need import PromptNeed, PromptNeeds, given_deaths, headroom, survival
+from kvyield_server.domain.model.need import (
+    PromptNeed,
+    PromptNeeds,
+    given_deaths,
+    headroom,
+    survival,
+    unless_it_recurs,
+)
 from kvyield_server.domain.model.pool import (
     NO_CHANGE,
     PoolLine,
@@ -144,19 +152,43 @@ class DeploymentFit:
     def survives(self, flags: Flags, predicted: Predicted, need: Need | float, prompt_tokens: int) -> Floats | None:
         """Return P(free memory at ready - need >= 0) at each fraction; None where nothing tells free memory.
 
-        Deaths that count at such a prompt are evidence that it is not at theirs, whatever free memory and need were
-        taken to be one by one: just below one there is little chance unless free memory was measured nearby.
+        Deaths at start-up are in the free memory that is predicted. Deaths while serving are evidence on free memory
+        and need together, so they take the place of what they say of the need alone. Below either kind the same may
+        happen again.
         """
+        serving = self.history.deaths_at(flags, prompt_tokens, Outcome.OOM_RUNTIME)
+        if serving and not isinstance(need, int | float):
+            need = self._need_but_for_deaths(flags, prompt_tokens)
         chance = self._survival(predicted, need)
-        deaths = self.history.lowest_deaths(flags, prompt_tokens)
-        if chance is None or not deaths.size:
-            return chance
-        at_deaths = self._survival(self.at(flags, deaths), need)
-        return (
-            chance
-            if at_deaths is None
-            else given_deaths(chance, predicted.fractions, at_deaths, deaths, self.free.measured)
-        )
+        if chance is None:
+            return None
+        if serving:
+            deaths = np.array([fraction for fraction, _ in serving])
+            there = self.at(flags, deaths)
+            at_deaths = np.ones_like(deaths)
+            for index, (_, prompt) in enumerate(serving):
+                is_other = prompt is not None and prompt != prompt_tokens and not isinstance(need, int | float)
+                took = self._need_but_for_deaths(flags, prompt) if is_other and prompt is not None else need
+                found = self._survival(there, took)
+                at_deaths[index] = 1.0 if found is None else found[index]
+            chance = given_deaths(chance, predicted.fractions, at_deaths, deaths)
+        for outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME):
+            chance = chance * self._unless_it_recurs(flags, predicted.fractions, prompt_tokens, outcome)
+        return chance
+
+    def _need_but_for_deaths(self, flags: Flags, prompt_tokens: int) -> PromptNeed:
+        needs = self.needs.without_deaths()
+        return needs.need(prompt_tokens, flags, drops_graphs=self.free.may_drop_graphs(flags))
+
+    def _unless_it_recurs(
+        self, flags: Flags, fractions: Floats, prompt_tokens: int, outcome: Outcome
+    ) -> Floats | float:
+        deaths, base = self.history.deaths_at(flags, prompt_tokens, outcome), self.pool.line.base
+        if not deaths or base is None:
+            return 1.0
+        lowest = deaths[0][0]
+        served = self.history.served_below(flags, lowest, prompt_tokens, outcome)
+        return unless_it_recurs(fractions, lowest, served, base.mean)
 
     def _survival(self, predicted: Predicted, need: Need | float) -> Floats | None:
         free = predicted.free

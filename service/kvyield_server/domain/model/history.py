@@ -170,11 +170,34 @@ class History:
         mask: Mask = fractions >= lowest - SAME
         return mask, death
 
-    def lowest_deaths(self, flags: Flags, prompt_tokens: int) -> Floats:
-        """Return the fractions from which the deaths that count at such a prompt rule out, the lowest few, rising."""
-        ruled_out = self._ruled_out(flags, prompt_tokens)
-        found = sorted({fraction for fraction, _ in ruled_out if fraction <= 1.0})
-        return np.array(found[:MOST_DEATHS])
+    def deaths_at(self, flags: Flags, prompt_tokens: int, outcome: Outcome) -> list[tuple[float, int | None]]:
+        """Return the fractions from which deaths of this kind rule out such a prompt, the lowest few, rising.
+
+        With each the prompt that died, where that is known.
+        """
+        found: dict[float, int | None] = {}
+        for fraction, start in self._ruled_out(flags, prompt_tokens):
+            if fraction <= 1.0 and start.outcome is outcome:
+                prompt = start.failure.prompt_tokens if start.failure else None
+                known = found.get(fraction, prompt)
+                found[fraction] = None if known is None or prompt is None else min(known, prompt)
+        return sorted(found.items(), key=lambda each: each[0])[:MOST_DEATHS]
+
+    def served_below(self, flags: Flags, fraction: float, prompt_tokens: int, outcome: Outcome) -> float:
+        """Return the highest fraction below at which a start under flags no lighter came up, or served such a prompt.
+
+        0 where none did. It came up is what speaks against a death at start-up, it served against one while serving.
+        """
+        best = 0.0
+        for start in self.starts:
+            own = fraction_of(start)
+            if not start.came_up or start.id in self.mistyped or own is None or not best < own < fraction:
+                continue
+            has_served = any(was_served(c) and c.prompt_tokens >= prompt_tokens for c in start.verifications)
+            is_enough = outcome is Outcome.OOM_STARTUP or has_served
+            if is_enough and is_no_lighter(self.engine.name, start.flags, flags):
+                best = own
+        return best
 
     def _ruled_out(self, flags: Flags, prompt_tokens: int) -> Iterator[tuple[float, Observation]]:
         for start in self.deaths:

@@ -33,6 +33,7 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.domain.facts.scalars import any_named, as_count, as_number, first_given
 from kvyield_server.domain.model.evidence import usable_free
+from kvyield_server.domain.model.free_memory import UNRELATED
 from kvyield_server.domain.model.line import truncation
 from kvyield_server.domain.model.mixture import Floats, Mixture
 
@@ -46,11 +47,9 @@ ONE_CHUNK_LOG_SD = 0.15
 REPEAT_LOG_SD = 0.1
 LEAST_DROP_GIB = 0.05
 UNKNOWN_LENGTH = 0
-UNRELATED, UNRELATED_MEASURED = 0.002, 0.05
-"""How many deaths have a cause of their own, such as a neighbour nobody saw: few beside arithmetic alone, more beside
-free memory that was measured."""
-UNMEASURED_DOUBT, MEASURED_SHARE = 0.004, 0.1
-"""How often free memory is nowhere near what arithmetic says, and what each start that measured it leaves of that."""
+RECURS, RECURS_GIB = 0.5, 1.0
+"""How likely a start dies again right below one that died, and in how many GiB less of pool that falls to a third. A
+judgement: no recorded start is nearer below a death than 0.47 GiB, and the ten nearest (to 2.4 GiB) came up."""
 ROOMY = 0.5
 """A prompt that left more than this share of its own drop free was in no hurry: its drop overstates the need."""
 ROOM_LOG_SHIFT, ROOM_LOG_SD = -0.1, 0.12
@@ -118,27 +117,34 @@ def survival(free: Mixture, need: PromptNeed | float) -> Floats:
     return chance
 
 
-def given_deaths(chance: Floats, fractions: Floats, at_deaths: Floats, deaths: Floats, measured: int) -> Floats:
-    """Return the chance of survival at each fraction, given that starts died at ``deaths`` (fractions, rising).
+def given_deaths(chance: Floats, fractions: Floats, at_deaths: Floats, deaths: Floats) -> Floats:
+    """Return the chance that a prompt fits at each fraction, given that prompts ran out of memory at ``deaths``.
 
-    ``chance`` and ``at_deaths`` are the chances without that knowledge. Survival is taken to end at one unknown
-    fraction: every death lies above it, or has a cause of its own, which few have. So of the chance that survival ends
-    beyond k of the deaths only the k-th power of that share is left. Where few starts (``measured``) had their free
-    memory read, the arithmetic behind the chances may be wrong: it may then end at any fraction.
+    ``deaths`` are fractions, rising; ``chance`` and ``at_deaths`` are the chances without that knowledge, the latter of
+    the prompts that died. Room is taken to end at one unknown fraction: every death lies above it, or has a cause of
+    its own, which few have. So of the chance that it ends beyond k of the deaths only the k-th power of that share is
+    left.
     """
-    doubt = UNMEASURED_DOUBT * MEASURED_SHARE**measured
-    chance = (1.0 - doubt) * chance + doubt * (1.0 - fractions)
-    at_deaths = (1.0 - doubt) * at_deaths + doubt * (1.0 - deaths)
     reached = np.minimum.accumulate(np.clip(at_deaths, 0.0, 1.0))
-    unexplained = (UNRELATED_MEASURED if measured else UNRELATED) ** np.arange(deaths.size + 1)
+    unexplained = UNRELATED ** np.arange(deaths.size + 1)
     ends = np.concatenate(([1.0], reached)) - np.concatenate((reached, [0.0]))
     likely = ends * unexplained
-    beyond = np.concatenate((likely[::-1].cumsum()[::-1][1:], [0.0]))  # survival ends above the next death, weighted
+    beyond = np.concatenate((likely[::-1].cumsum()[::-1][1:], [0.0]))  # room ends above the next death, weighted
     segment = np.searchsorted(deaths, fractions - 1e-9)
     floor = np.concatenate((reached, [0.0]))[segment]
     left = np.maximum(chance - floor, 0.0) * unexplained[segment] + beyond[segment]
-    given: Floats = np.clip(left / likely.sum(), 0.0, 1.0)
+    given: Floats = np.clip(np.minimum(left / likely.sum(), chance), 0.0, 1.0)
     return given
+
+
+def unless_it_recurs(fractions: Floats, death: float, served: float, gib_per_fraction: float) -> Floats:
+    """Return the chance at each fraction that what died at ``death`` does not die there again for whatever reason.
+
+    Nothing is in doubt up to ``served``, where the same came up.
+    """
+    below = np.maximum(death - fractions, 0.0) * gib_per_fraction
+    chance: Floats = np.where(fractions > served + 1e-9, 1.0 - RECURS * np.exp(-below / RECURS_GIB), 1.0)
+    return chance
 
 
 def headroom(free: Mixture, need: PromptNeed | float, index: int, level: float = 0.9) -> Estimate:
@@ -204,6 +210,10 @@ class PromptNeeds:
     drops: tuple[Drop, ...] = ()
     limits: tuple[Limit, ...] = ()
     verified_prompt_tokens: int | None = None
+
+    def without_deaths(self) -> PromptNeeds:
+        """Return the needs as they were without the prompts that ran out of memory."""
+        return replace(self, limits=tuple(limit for limit in self.limits if limit.passed))
 
     def need(self, prompt_tokens: int, flags: Flags, *, drops_graphs: bool = False) -> PromptNeed:
         """Return what a prompt takes at its peak below free at ready, under ``flags``.
