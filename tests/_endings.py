@@ -15,7 +15,7 @@ Lines = list[str]
 
 @dataclass(frozen=True)
 class Ending:
-    """Lines that tell of an end, what is read of them, and the row of the table that they match."""
+    """Lines that show an end, what is read of them, and the row of the table that they match."""
 
     row: str
     lines: tuple[str, ...]

@@ -163,7 +163,7 @@ def played() -> list[Played]:
 def test_each_example_is_answered_so(played: list[Played], number: int) -> None:
     """The status, the media type, the declared headers, and the answer: its values where no model makes them.
 
-    After a change that is meant, ``make openapi-examples`` records the answers anew.
+    After an intended change, ``make openapi-examples`` records the answers anew.
     """
     step, response, answer = played[number]
     operation = OPERATIONS[step["operation"]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,23 @@ BANNED = [
         "GPU",
         "eight cards, and no card is free",
     ),
+    (r"\b[Tt]ells? of\b", "shows, says about", "a log tells of two starts"),
+    (r"\b[Ss]peaks? (against|for)\b", "contradicts, supports", "nothing speaks against it"),
+    (r"\bheld against\b", "compared with", "The rate is held against its bar."),
+    (
+        r"\b(engine|server|pod|container) (dies|died)\b",
+        "crashes, runs out of memory",
+        "the engine died",
+    ),
+    (r"\b([Aa]|[Ii]ts|no|another|the|two) neighbours?\b", "another process", "with a neighbour on the GPU"),
+    (r"\bcannot be had\b", "cannot be reached", "the service cannot be had"),
+    (r"\b(is|are) meant by\b", "matches", "Several models are meant by qwen."),
+    (r"\bwhyever\b", "for whatever reason", "a file that fails, whyever, is named"),
+    (r"\b[Pp]uts? wrong \w+ right\b|\b[Pp]ut wrong .{1,30} right\b", "correct", "Put wrong facts of a start right."),
 ]
+CARDS = re.compile(r"^(_?cards?|CARDS?|Card|\w+_cards?|card_\w+|\w+Card)$")
+MODEL_CARDS = ("clients/python/kvyield/engines/endpoints.py", "tests/standin/answers.py")
+"""The engines' /v1/models answers with model cards."""
 
 
 def texts() -> list[Path]:
@@ -74,6 +91,21 @@ def test_the_texts_that_people_read_are_among_the_files() -> None:
         "service/kvyield_server/domain/advice/words.py",
         "service/kvyield_server/pages/templates/advice.html",
     }
+
+
+def test_no_name_in_code_calls_a_gpu_a_card() -> None:
+    """GPU is the word in code too."""
+    found: dict[str, set[str]] = {}
+    for path in texts():
+        name = str(path.relative_to(ROOT))
+        if path.suffix == ".py" and name not in MODEL_CARDS:
+            with path.open("rb") as file:
+                names = {token.string for token in tokenize.tokenize(file.readline) if token.type == tokenize.NAME}
+            found[name] = {each for each in names if CARDS.match(each)}
+    assert len(found) > 300
+    assert {name: names for name, names in found.items() if names} == {}
+    assert all(CARDS.match(name) for name in ("card", "nvml_cards", "CARDS", "FakeCard", "card_facts", "_card"))
+    assert not any(CARDS.match(name) for name in ("discard", "wildcard", "cardinality"))
 
 
 @pytest.mark.parametrize(("phrase", "instead", "example"), BANNED)

@@ -131,7 +131,7 @@ def test_history_takes_names_as_the_service_does(start: Start) -> None:
     assert "192,408" in history("--model", "kimi-k2.6").stdout
     both = history("--model", "qwen3-8b")
     assert (both.exit_code, both.stdout) == (3, "")
-    assert "Several models are meant by qwen3-8b: Qwen/Qwen3-8B; other/qwen3_8b" in both.stderr
+    assert "Several models match qwen3-8b: Qwen/Qwen3-8B; other/qwen3_8b" in both.stderr
     assert history("--model", "Qwen/Qwen3-8B").exit_code == 0
     missed = history("--model", "kimi-k2.5")
     assert missed.stdout == "no start fits\n"

@@ -61,7 +61,7 @@ def test_a_miss_names_the_option_and_the_files(service: StandIn, tmp_path: Path)
     result = run("import", str(tmp_path), "--url", service.url, "--jobs", "1")
     assert result.exit_code == 1
     [line] = [line for line in result.stderr.splitlines() if "were not posted" in line]
-    assert line.startswith("kvyield: 2 start(s) were not posted: the log does not tell hardware.gpu (give --gpu)")
+    assert line.startswith("kvyield: 2 start(s) were not posted: the log does not show hardware.gpu (give --gpu)")
     assert f"{tmp_path / 'a.log'}, {tmp_path / 'b.log'}" in line
 
 

@@ -1,4 +1,4 @@
-"""Questions from the command line: what is meant, what is printed where, what the exit code says."""
+"""Questions from the command line: which pair they are about, what is printed where, what the exit code says."""
 
 from __future__ import annotations
 

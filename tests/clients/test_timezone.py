@@ -94,7 +94,7 @@ def test_a_prefix_that_names_its_zone_wins(berlin: None) -> None:
 
 
 def test_the_same_start_has_one_time_in_file_and_journal(berlin: None) -> None:
-    """A file in the host's own time and the journal in UTC tell of one moment."""
+    """A file in the host's own time and the journal in UTC show one moment."""
     (file,) = read_starts([line.format(day="2026-05-30") for line in SGLANG], zone=None)
     prefix = "2026-05-30T10:00:00+0000 gpu-01 python3[7]: "
     (journal,) = read_starts([prefix + line.format(day="2026-05-30") for line in SGLANG], zone=None)

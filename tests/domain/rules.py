@@ -214,7 +214,7 @@ def _is_lighter(advice: Advice, start: Observation) -> bool:
 
 
 def _on_held_memory(death: Observation) -> bool:
-    """Return whether other processes may have held memory when a start that died began: it says nothing then."""
+    """Return whether other processes may have held memory when such a start began: it says nothing then."""
     before, memory = death.measurements.free_before_load_gib, death.hardware.memory_gib
     return before is not None and (memory is None or before < 0.95 * memory)
 

@@ -5,7 +5,7 @@ Pool. Equal starts scatter by sigma N(0, 1), sigma^2 being 0.0002^2 of the pool 
 drawn from its stated prior: free memory before load off the GPU's figure by 1.5 %, the logged one off by 0.06 % (free
 after load is what the engine sizes by, and is off by its rounding only), the price of a token off its formula by
 0.3 %, a hybrid's by 5 % more where the engine splits its memory, an unknown draft's factor lognormal around 1.06 with
-8 %, cut to [1.0, 1.25]. A neighbour on the GPU, which leaves the newest start alone, takes up to 15 %. A vLLM start on
+8 %, cut to [1.0, 1.25]. Another process on the GPU, never at the newest start, takes up to 15 %. A vLLM start on
 a cold compile cache, recorded as such, has 1 GiB (half-normal) more beside the pool.
 
 Free memory at ready. SGLang keeps 1.35 +- 2 GiB beside the pool, graphs 1.15 +- 0.6 GiB more when on, 0.004 +- 0.006

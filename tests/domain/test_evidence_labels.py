@@ -137,7 +137,7 @@ def test_a_new_version_off_the_old_line_is_drift() -> None:
     assert any("0.5.12" in caution.detail for caution in newest.summary.warnings)
 
 
-def test_a_neighbour_on_the_gpu_is_seen_and_rebased() -> None:
+def test_another_process_on_the_gpu_is_seen_and_rebased() -> None:
     """A start with less free before load is labelled, and its pool still lies on the line of the others."""
     ladder = h200_ladder("qwen3-8b")
     lonely = [ladder[5], ladder[-3]]

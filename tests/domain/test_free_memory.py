@@ -106,7 +106,7 @@ def test_a_figure_at_pool_end_is_an_upper_bound() -> None:
 
 
 def test_running_out_at_startup_says_that_no_memory_was_left() -> None:
-    """A start that died after its pool was sized lowers what is believed to be free there; one at load says nothing."""
+    """Running out after the pool was sized lowers what is believed to be free there; at load it says nothing."""
     starts = worked_starts()[1:]
 
     def believed(phase: Phase) -> float:

@@ -125,7 +125,7 @@ def test_a_shorter_prompt_after_a_longer_one_is_only_bounds() -> None:
 
 
 def test_a_passed_prompt_bounds_from_above_and_a_death_from_below() -> None:
-    """A prompt that passed with little memory lowers the need; one that the server died of raises it."""
+    """A prompt that passed with little memory lowers the need; one that the server crashed on raises it."""
 
     def median(observation: Observation) -> float:
         return fit_prompt_need([observation], KIMI, SGLANG).need(200_000, observation.flags).median_gib

@@ -513,8 +513,8 @@ def test_memory_that_another_process_held_says_nothing_of_the_fraction(
 
 
 @pytest.mark.parametrize("since", [(), (0.85,), (0.85, 0.80)])
-def test_a_death_beside_a_neighbour_says_nothing_of_the_memory_either(since: tuple[float, ...]) -> None:
-    """The good starts did not log what was free before load; the one that died beside a neighbour logged 20 GiB."""
+def test_a_death_beside_another_process_says_nothing_about_the_memory_either(since: tuple[float, ...]) -> None:
+    """The good starts did not log what was free before load; the one beside another process logged 20 GiB."""
     hardware = Hardware(gpu="NVIDIA H200", gpu_count=1, memory_gib=139.8)
     model = Model(name="Qwen/Qwen3-8B", facts=json.loads((EXAMPLES / "h200" / "qwen3-8b.json").read_text()))
     flags = {"tp_size": 1, "context_length": 40_960}

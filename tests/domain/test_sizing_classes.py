@@ -288,7 +288,7 @@ def test_a_pool_of_exactly_the_requests_is_capped() -> None:
 
 
 def test_a_second_server_on_a_gpu_is_seen_where_free_memory_was_logged() -> None:
-    """Far less free before load than the empty GPU has is a neighbour, for SGLang and vLLM alike."""
+    """Far less free before load than the empty GPU has is another process, for SGLang and vLLM alike."""
     for name in ("c6_sgl_q8_f0.8", "c4_vllm_q8_f0.8"):
         alone = h200_starts()[name]
         shared = replace(alone, measurements=replace(alone.measurements, free_before_load_gib=80.0))

@@ -72,7 +72,7 @@ def test_dropped_prefill_graphs_are_inside_the_interval(fraction: float, request
 
 
 def test_starts_with_and_without_prefill_graphs_are_two_pieces() -> None:
-    """With both kinds in the ledger 0.977 lies between its two neighbours, not on the mean of the two lines."""
+    """With both kinds in the ledger 0.977 lies between the two nearest starts, not on the mean of the two lines."""
     known = [start for start in of("qwen3-8b", "sglang") if start.fraction != 0.99]
     free = predict(known, {"mem_fraction_static": 0.977, "max_running_requests": 3430}).free_at_ready_gib
     assert free is not None

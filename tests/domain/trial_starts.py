@@ -1,6 +1,6 @@
 """Starts of real HTTP servers on one H200, as the service stored them: SGLang 0.5.17 and vLLM 0.26.0, two models.
 
-SGLang's log does not name its version. A start that came up and died later is there twice, as one ledger had it.
+SGLang's log does not name its version. A start that came up and crashed later is there twice, as one ledger had it.
 """
 
 from __future__ import annotations

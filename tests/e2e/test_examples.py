@@ -42,7 +42,7 @@ def test_the_example_posts_asks_and_prints(url: str) -> None:
     assert [line.split()[0] for line in second.stdout.splitlines()][:2] == ["known", "known"]
 
 
-def test_the_example_tells_of_a_service_that_is_away() -> None:
+def test_the_example_says_that_a_service_is_away() -> None:
     """Without a service the example ends with a sentence and code 1."""
     away = run(str(EXAMPLE), "http://127.0.0.1:9")
     assert away.returncode == 1

@@ -75,7 +75,7 @@ def test_a_revoked_token_opens_nothing_on_any_server(tmp_path: Path, postgres_ur
 
 @pytest.mark.slow
 def test_four_servers_of_which_one_is_killed_under_load(tmp_path: Path, postgres_url: str) -> None:
-    """Hosts that post to four servers on one PostgreSQL lose nothing and double nothing when one dies."""
+    """Hosts that post to four servers on one PostgreSQL lose nothing and double nothing when one is killed."""
     servers = [Server(tmp_path, "--database", postgres_url) for _ in range(4)]
     hosts = Hosts([server.url for server in servers])
     try:

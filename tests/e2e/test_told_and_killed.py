@@ -76,7 +76,7 @@ class Teller:
             self.server.kill()
 
     def account(self, number: int) -> dict[str, Any]:
-        """Return what someone tells of a start: a log, a person, or an endpoint that knows no time."""
+        """Return what someone posts about a start: a log, a person, or an endpoint that knows no time."""
         true = self.starts[number]
         told = start(
             id=str(uuid7()),
@@ -99,7 +99,7 @@ class Teller:
         return told
 
     def tell(self) -> None:
-        """Tell of a new start or of one that is known; sometimes the same again, sometimes in a batch."""
+        """Post a new start or a known one; sometimes the same again, sometimes in a batch."""
         if not self.starts or self.chance.random() < 0.5:
             number = len(self.starts)
             true = {"host": self.chance.choice(HOSTS), "model": self.chance.choice(MODELS), "pool": 100_000 + number}

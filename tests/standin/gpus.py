@@ -1,4 +1,4 @@
-"""GPUs that several stand-in engines of a test share, one after the other: what NVML would tell of them.
+"""GPUs that several stand-in engines of a test share, one after the other: what NVML would report about them.
 
 A folder holds ``free`` (GiB of each GPU, mapped by the engine that runs), ``owner`` (its process) and ``released``
 (when the memory of an owner that died is free again). The memory of a dead owner stays held for ``release_seconds``.

@@ -29,7 +29,7 @@ from standin.server import Handler, Server
 from standin.state import State
 
 DRIVER_GIB = 1.2718
-"""What the process's own context takes before the first line that tells of free memory."""
+"""What the process's own context takes before the first line that shows free memory."""
 OPTIONS: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang": {
         "fraction": ("--mem-fraction-static",),

@@ -48,7 +48,7 @@ def test_a_job_that_raises_leaves_nothing(storage: Storage) -> None:
     assert count(storage) == 0
 
 
-def test_a_job_that_raises_takes_no_neighbour_along(storage: Storage) -> None:
+def test_a_job_that_raises_takes_no_other_along(storage: Storage) -> None:
     """Of jobs that are written together, exactly those that raised are missing."""
     go = Event()
     first = storage.write(lambda _: go.wait(0.2))
@@ -60,7 +60,7 @@ def test_a_job_that_raises_takes_no_neighbour_along(storage: Storage) -> None:
     assert count(storage) == 20
 
 
-def test_a_duplicate_takes_no_neighbour_along(storage: Storage) -> None:
+def test_a_duplicate_takes_no_other_along(storage: Storage) -> None:
     """A row that breaks a constraint fails alone, though it shares its commit with others."""
     same = start()
     futures = [storage.write(recording(same if number < 5 else start())) for number in range(20)]

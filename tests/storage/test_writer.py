@@ -92,7 +92,7 @@ def test_a_future_is_done_after_the_commit_only(bare: Writer[Connection], engine
 
 
 def test_a_cancelled_job_never_runs(bare: Writer[Connection], engine: Engine) -> None:
-    """A caller that went away before its job began has it dropped, and its neighbours run."""
+    """A caller that went away before its job began has it dropped, and the jobs beside it run."""
     with held(bare):
         gone, stays = bare.submit(insert(1)), bare.submit(insert(2))
         assert gone.cancel()

@@ -44,7 +44,7 @@ def starts(gpu: str, count: int) -> list[Arrival]:
 
 
 def test_the_newest_starts_of_a_large_pair_are_used_and_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 30 starts the newest 20 are evidence, a neighbour lends its newest 5, and a warning counts what was left."""
+    """Of 30 starts the newest 20 are evidence, another deployment lends 5, and a warning counts the rest."""
     monkeypatch.setattr(fits, "MOST_STARTS", 20)
     monkeypatch.setattr(fits, "MOST_LENT", 5)
     storage = fresh_storage()

@@ -195,7 +195,7 @@ def test_a_death_keeps_the_pool_and_is_not_taken_back(storage: Storage) -> None:
 
 
 def test_a_figure_of_a_start_that_was_not_ready_is_not_free_at_ready(storage: Storage) -> None:
-    """The bound that an unfinished reading took for free memory at ready goes when the start died before."""
+    """The bound that an unfinished reading took for free memory at ready goes when the start failed before."""
     post(storage, *ACCOUNTS["a death at the graphs that was taken for ready"])
     (stored,) = rows(storage)
     assert stored.observation.outcome is Outcome.OOM_STARTUP

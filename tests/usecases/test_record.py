@@ -56,7 +56,7 @@ def test_each_start_is_answered_as_if_it_came_alone(storage: Storage) -> None:
 
 
 def test_news_of_one_pair_reach_the_others_in_the_same_write(storage: Storage) -> None:
-    """A fact that the first start tells of a model is kept when the second, on other hardware, tells another."""
+    """A fact that the first start gives about a model is kept when the second, on other hardware, tells another."""
     first = start()
     facts = [replace(first.model, facts={"a": 1}), replace(first.model, facts={"b": 2})]
     hardware = [replace(first.hardware, gpu=name) for name in ("A", "B")]
@@ -105,7 +105,7 @@ def test_a_start_that_is_stored_is_new_to_one_of_those_who_posted_it(storage: St
 
 
 def test_news_later_in_a_write_do_not_undo_older_ones(storage: Storage) -> None:
-    """What one start tells of shared hardware or a model is known of all its pairs, in this write and in the next."""
+    """What one start says about shared hardware or a model holds for all its pairs, in this write and the next."""
     shared = start().hardware
 
     def post(*told: tuple[str, float]) -> None:

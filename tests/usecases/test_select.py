@@ -32,7 +32,7 @@ def storage() -> Storage:
 
 
 def found(storage: Storage, gpu: str, count: int, model: str) -> tuple[str, int, str]:
-    """Return the names of the pair that is meant."""
+    """Return the names of the pair that matches."""
     with storage.read() as uow:
         pair = find_pair(uow, Selector(gpu=gpu, gpu_count=count, model=model))
     return pair.hardware.gpu, pair.hardware.gpu_count, pair.model.name
@@ -139,7 +139,7 @@ def test_what_is_left_of_names() -> None:
 
 
 def test_a_pair_without_a_live_start_gives_way() -> None:
-    """A name whose starts are all retracted is not what is meant where a spelling of it has starts; alone it is."""
+    """A name whose starts are all retracted is not matched where a spelling of it has starts; alone it is."""
     storage = fresh_storage()
     alive, gone = (start(hardware=Hardware(gpu=gpu, gpu_count=1)) for gpu in ("NVIDIA H200", "H200"))
     for each in (alive, gone):

@@ -79,7 +79,7 @@ class Api:
     def correct(
         self, observation_id: UUID | str, reason: str, **parts: Mapping[str, _wire.Scalar]
     ) -> _wire.StoredObservation:
-        """Put wrong facts right; the former values stay readable. Never retried.
+        """Correct wrong facts; the former values stay readable. Never retried.
 
         ``parts`` are ``hardware``, ``model``, ``engine`` and ``flags``, each with the fields that change.
         """
@@ -228,7 +228,7 @@ class AsyncApi:
     async def correct(
         self, observation_id: UUID | str, reason: str, **parts: Mapping[str, _wire.Scalar]
     ) -> _wire.StoredObservation:
-        """Put wrong facts right; the former values stay readable. Never retried.
+        """Correct wrong facts; the former values stay readable. Never retried.
 
         ``parts`` are ``hardware``, ``model``, ``engine`` and ``flags``, each with the fields that change.
         """

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from kvyield.spool import Addition
 
 KEPT = "stored by another reader version"
-SETTLED = "the recommendation is settled by it"
-UNSETTLED = "the recommendation is not settled by it"
+SETTLED = "the recommendation is compared with it"
+UNSETTLED = "the recommendation is not compared with it"
 _NOT_READ = {"id", "verifications", "recommendation_id"}
 
 

@@ -89,7 +89,7 @@ def server_of(client: Client) -> Server[Any]:
 
 
 def failure(error: KvyieldError) -> str:
-    """What an agent is told of a call that the service did not answer; a problem (RFC 9457) as JSON."""
+    """What an agent is shown about a call that the service did not answer; a problem (RFC 9457) as JSON."""
     if isinstance(error, RefusedError | ServiceFailedError):
         return f"{error.problem.title} (HTTP {error.status}).\n\n{msgspec.json.encode(error.problem).decode()}"
     return reason_of(error)

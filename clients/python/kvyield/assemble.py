@@ -85,11 +85,11 @@ class Assembled:
     def observation(self) -> _wire.Observation:
         """The observation with its id. Raises `IncompleteError` when the service would refuse it."""
         if self.missing:
-            raise IncompleteError(f"the log does not tell {', '.join(map(_asked, self.missing))}", self.missing)
+            raise IncompleteError(f"the log does not show {', '.join(map(_asked, self.missing))}", self.missing)
         try:
             whole = msgspec.convert(self.draft, _wire.Observation)
         except msgspec.ValidationError as error:
-            raise IncompleteError(f"the log tells something impossible: {error}", ()) from None
+            raise IncompleteError(f"the log holds something impossible: {error}", ()) from None
         return msgspec.structs.replace(whole, id=start_id(whole))
 
     def json(self) -> bytes:
@@ -280,7 +280,7 @@ class _Assembly:
         if told is None or isinstance(value, bool | str) or value is None:
             return None
         if not is_possible(name, value):
-            self.contradictions.append(f"{path}: {value} cannot be ({told.source}); left out")
+            self.contradictions.append(f"{path}: {value} is impossible ({told.source}); left out")
             return None
         self.sources[path] = redacted(told.source)
         return int(value) if name.endswith(("_tokens", "_len", "rank")) else value

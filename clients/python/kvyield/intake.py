@@ -102,7 +102,7 @@ def read(
 
 def read_endpoints_only(running: Running, extras: Extras) -> Reading:
     """The running engine's own words, without a log: host, port, pool and the start of its process make it the start
-    that a log tells of, whose first line comes up to minutes later.
+    that a log shows, whose first line comes up to minutes later.
 
     The time is unknown where the engine runs elsewhere and does not tell when it began.
     """
@@ -121,7 +121,7 @@ def read_endpoints_only(running: Running, extras: Extras) -> Reading:
 def read_file(
     path: Path, extras: Extras, engine: str | None, most_bytes: int = MOST_BYTES, zone: tzinfo | None = None
 ) -> Reading:
-    """`read` for ``import``: a file that cannot be read, whyever, becomes a note; nothing of this host is mixed in."""
+    """`read` for ``import``: a file that cannot be read becomes a note; nothing of this host is mixed in."""
     source = replace(file_source(path, most_bytes=most_bytes), is_local=False)
     try:
         return read(source, extras, engine=engine, zone=zone)
@@ -137,7 +137,7 @@ def host_facts(configured: Mapping[str, Sourced]) -> dict[str, Sourced]:
 
 
 def gpu_facts(configured: Mapping[str, Sourced]) -> tuple[dict[str, Sourced], str | None]:
-    """What this host tells of its GPUs and its name, and why there is nothing when there is no GPU."""
+    """What this host says about its GPUs and its name, and why there is nothing when there is no GPU."""
     from kvyield.gpu import GpuError, find_gpus, hardware_name  # opens the driver's library
 
     facts = host_facts(configured)
@@ -165,7 +165,7 @@ def _framework_total(found: Sequence[Gpu], source: str) -> Sourced:
     if len(usable) == len(found):
         return Sourced(round(min(usable), 2), f"{source}, driver's total less what it reserves")
     least = min(gpu.memory_gib for gpu in found)
-    return Sourced(round(least, 2), f"{source}, driver's total: it does not tell what it reserves")
+    return Sourced(round(least, 2), f"{source}, driver's total: the driver does not report what it reserves")
 
 
 def is_untouched(tail: Iterable[bytes]) -> bool:

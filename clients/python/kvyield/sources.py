@@ -162,13 +162,13 @@ def kubernetes_source(
     since: str | None = None,
     follow: bool = False,
 ) -> Source:
-    """What a pod wrote, with times (``kubectl logs``); ``previous`` asks for the container that died before."""
+    """What a pod wrote, with times (``kubectl logs``); ``previous`` asks for the container that crashed before."""
     command = ["kubectl", "logs", "--timestamps", *(["--namespace", namespace] if namespace else [])]
     command += ["--container", container] if container else []
     command += ["--previous"] if previous else []
     command += [f"--since={since}"] if since else []
     command += ["--follow"] if follow else []
-    hint = "does `kubectl get pods` list it? --namespace and --container say which one is meant"
+    hint = "does `kubectl get pods` list it? --namespace and --container choose one"
     source = _command_source(f"pod {pod}", [*command, pod], hint, follow=follow)
     source.is_local = False
     return source

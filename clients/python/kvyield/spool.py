@@ -152,7 +152,7 @@ class Spool:
         wait_seconds: float = 10.0,
         report: Callable[[Outcome], None] = lambda _: None,
     ) -> Outcome:
-        """Send what waits, oldest first, until none is left or the service cannot be had.
+        """Send what waits, oldest first, until none is left or the service cannot be reached.
 
         Without ``add`` verifications wait. One process sends at a time; the others wait ``wait_seconds`` for their
         turn, then leave it to the first.

@@ -1,4 +1,4 @@
-"""Following an engine's log without end: one observation as each start becomes ready, and one more if it dies later.
+"""Following an engine's log without end: one observation as each start becomes ready, and one more if it crashes later.
 
 Nothing is lost and nothing doubled over restarts of the watch itself: what was brought to the spool is remembered in a
 small file, and reading goes on from the beginning of the last start that was seen.

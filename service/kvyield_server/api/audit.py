@@ -20,7 +20,7 @@ from kvyield_server.storage.uow import UnitOfWork
 
 
 class AuditEntryOut(Struct, frozen=True, kw_only=True):
-    """One change by a person. A post is not one: each observation keeps when it came and with which token.
+    """One change made through the API. A post is not one: each observation keeps when it came and with which token.
 
     Attributes:
         id: UUID of the entry.

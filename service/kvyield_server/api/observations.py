@@ -142,7 +142,7 @@ async def post_retraction(
 async def post_correction(
     request: Request[Any, Any, Any], observation_id: FromPath[UUID], data: JSONBody[CorrectionIn]
 ) -> ObservationOut:
-    """Put wrong facts of a start right; the old values stay in its history, and fits see the new ones at once."""
+    """Correct wrong facts of a start; the old values stay in its history, and fits use the new ones at once."""
     raise_faults(correction_faults(data))
     actor, now = actor_of(request), utc_now()
     job = audited(

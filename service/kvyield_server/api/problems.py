@@ -210,7 +210,7 @@ def _as_known(error: Exception) -> KvyieldError:
 
 def _as_known_http(error: HTTPException) -> KvyieldError:
     if isinstance(error, NotFoundException):
-        return NoSuchRouteError("There is nothing at this path; GET /schema/openapi.json lists what there is.")
+        return NoSuchRouteError("There is nothing at this path; GET /schema/openapi.json lists the paths.")
     if isinstance(error, MethodNotAllowedException):
         return MethodNotAllowedError("The path exists and does not take this method; the Allow header lists which.")
     if isinstance(error, ValidationException):

@@ -40,7 +40,7 @@ class Metrics:
             "kvyield_http_request_seconds", "Time to the whole answer.", ["method", "route"], registry=self.registry
         )
         self.observations = Counter(
-            "kvyield_observations", "Observations taken, by what became of them.", ["result"], registry=self.registry
+            "kvyield_observations", "Observations received, by result.", ["result"], registry=self.registry
         )
         self.recommendations = Counter(
             "kvyield_recommendations", "Recommendations given, by status.", ["status"], registry=self.registry

@@ -47,7 +47,7 @@ class Received(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What an agent is told."""
+    """What an agent is shown."""
 
     text: str
     is_error: bool
@@ -71,7 +71,7 @@ class Shape(NamedTuple):
 
 
 class Tool(NamedTuple):
-    """A tool: what it takes, which request it makes and what it tells of the answer."""
+    """A tool: what it takes, which request it makes and what it shows of the answer."""
 
     name: str
     title: str
@@ -345,7 +345,7 @@ TOOLS = (
     Tool(
         "post_verification",
         "Record a verification",
-        """Record a long prompt that was sent to a running server, and the lowest free GPU memory meanwhile. The same
+        """Record a long prompt that was sent to a running server, and the lowest free GPU memory while it ran. The same
         one again changes nothing.""",
         VerificationArguments,
         _verify,

@@ -141,7 +141,7 @@ def calibrate(settled: Iterable[Settled]) -> CalibrationReport:
 def pool_held(item: Settled) -> bool | None:
     """Tell whether the start's pool held what the question needed; None where no pool was measured.
 
-    The pool of a start that died later was large enough or not all the same; a refused start had none.
+    The pool of a start that crashed later was large enough or not all the same; a refused start had none.
     """
     start, pool_tokens = item.observation, item.observation.measurements.pool_tokens
     if pool_tokens is None:

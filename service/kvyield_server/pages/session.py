@@ -73,7 +73,7 @@ async def own_forms_only(connection: Connection, _: BaseRouteHandler) -> None:
     site, origin = connection.headers.get("sec-fetch-site"), connection.headers.get("origin")
     is_own_origin = origin is None or urlsplit(origin).netloc == connection.headers.get("host")
     if (site is not None and site not in _OWN_SITES) or not is_own_origin:
-        raise ForbiddenError("This form was sent by another site; open the page here and send it again.")
+        raise ForbiddenError("This form was sent from another site; open the page here and send it again.")
 
 
 def session_cookie(token: ApiToken, text: str, *, is_https: bool) -> Cookie:

@@ -62,7 +62,7 @@ _ASKED: Mapping[str, tuple[Any, str]] = {
     **dict.fromkeys(("max_tokens", "kv_cache_max_tokens"), _whole(1, _TRILLION)),
     **dict.fromkeys(_BYTES, _whole(1, 2**53, " of bytes, without a unit")),
 }
-"""Flags to predict for are typed by a person, and were not accepted by an engine as those of a start were: what sizes
+"""Flags to predict for are typed in, and were not accepted by an engine as those of a start were: what sizes
 the pool by itself must be a number that counts."""
 
 

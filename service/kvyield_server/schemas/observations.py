@@ -488,7 +488,9 @@ def _entry_out(entry: HistoryEntry) -> HistoryEntryOut:
 
 def _time_faults(moment: datetime | None) -> Iterator[Fault]:
     if moment is not None and not 2000 <= moment.year < 2200:
-        yield Fault("/observed_at", f"observed_at is in the year {moment.year}; the start of an engine is meant.")
+        yield Fault(
+            "/observed_at", f"observed_at is in the year {moment.year}; give the time at which the engine was started."
+        )
     elif moment is not None and moment > datetime.now(UTC) + FURTHEST_AHEAD:
         detail = f"observed_at is {moment.isoformat()}, more than a day ahead of this service's clock."
         yield Fault("/observed_at", detail)

@@ -58,8 +58,8 @@ class ExportQuery(Struct, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         pair_id: Only starts of this pair.
-        gpu: Only starts on this GPU model, as loosely written as in a selector; 409 when several are meant.
-        model: Only starts of this model, as loosely written as in a selector; 409 when several are meant.
+        gpu: Only starts on this GPU model, written as loosely as in a selector; 409 when several match.
+        model: Only starts of this model, written as loosely as in a selector; 409 when several match.
         engine: Only starts of this engine.
         outcome: Only starts that ended like this.
         host: Only starts on the machine of this name.
@@ -114,7 +114,9 @@ def row_named(token: str, sort: str) -> tuple[datetime | str | None, UUID]:
     except (ValueError, OverflowError):
         detail = "not one that this service gave; take next_page_token of the page before."
     else:
-        detail = f"of another list, or of this one in another order than {sort}; leave it out to begin anew."
+        detail = (
+            f"of another list, or of this one in another order than {sort}; leave it out to start from the first page."
+        )
     raise FaultyBodyError([Fault("/page_token", f"page_token is {token[:60]}: it is {detail}")])
 
 

@@ -18,7 +18,7 @@ _NAMES = ("gpu", "gpu_count", "model", "engine")
 
 
 class NamedIn(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which pair and deployment is meant: `pair_id`, or all of `gpu`, `gpu_count`, `model` and `engine`.
+    """Which pair and deployment: `pair_id`, or all of `gpu`, `gpu_count`, `model` and `engine`.
 
     Attributes:
         pair_id: The pair, instead of its names.
@@ -27,7 +27,7 @@ class NamedIn(Struct, forbid_unknown_fields=True, kw_only=True):
         model: Name of the model of the pair; case, spaces, punctuation and vendor prefixes do not matter.
         engine: The engine; beside `pair_id` that of the newest start when absent.
         engine_version: Version that will be started; its deployment is taken where there is one.
-        like: A start whose deployment is meant; else that of the newest start that agrees with the flags given.
+        like: A start whose deployment to ask about; else that of the newest start that agrees with the flags given.
     """
 
     pair_id: UUID | None = None
@@ -40,7 +40,7 @@ class NamedIn(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class SelectorIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
-    """Which pair and deployment is meant; with `facts` the pair may be one that was never recorded.
+    """Which pair and deployment; with `facts` the pair may be one that was never recorded.
 
     Attributes:
         facts: Fields of the model's `config.json`, for a model that was never recorded.

@@ -34,7 +34,7 @@ class _UnreachableError(Exception):
 
 
 class _BrokenError(Exception):
-    """A job left the transaction unusable for its neighbours; the cause is what the job raised."""
+    """A job left the transaction unusable for the other jobs of its group; the cause is what the job raised."""
 
 
 @dataclass(slots=True)

@@ -100,7 +100,7 @@ def as_spelled(uow: UnitOfWork, where: ObservationFilter) -> ObservationFilter:
 def _the_one(uow: UnitOfWork, kind: Kind, name: str | None, token_id: UUID | None) -> str | None:
     found = [] if name is None else meant(uow, kind, name, token_id)
     if len(found) > 1:
-        text = f"Several {kind}s are meant by {name}: {'; '.join(found)}. Name one exactly."
+        text = f"Several {kind}s match {name}: {'; '.join(found)}. Name one exactly."
         raise AmbiguousError(text, [{kind: each} for each in found])
     return found[0] if found else name
 

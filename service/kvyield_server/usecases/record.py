@@ -106,7 +106,7 @@ class _Row:
         return any(is_same_start(account, each) for each in tellings)
 
     def _died_before(self, account: Account) -> bool:
-        """An endpoint that answers after a death is another start's."""
+        """An endpoint that answers after a crash belongs to another start."""
         deaths = [each.account for each in self.told if each.account.observation.failure is not None]
         return any(each.received_at < account.received_at for each in deaths if came_up(each.observation))
 

@@ -1,4 +1,4 @@
-"""Select: from what a caller says to the one pair that is meant. Exact wins; loose is never a substring."""
+"""Select: from what a caller says to the one pair that matches. Exact wins; loose is never a substring."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Selector:
 
 
 def find_pair(uow: UnitOfWork, selector: Selector) -> Pair:
-    """Return the pair that is meant.
+    """Return the one pair that matches.
 
     Raises:
         NotFoundError: none is; lists the nearest.
@@ -84,7 +84,7 @@ def _matches(names: Sequence[PairName], gpu: str, count: int, model: str) -> lis
 def _several_found(matches: Sequence[PairName]) -> AmbiguousError:
     listed = [{"pair_id": str(n.id), "gpu": n.gpu, "gpu_count": n.gpu_count, "model": n.model} for n in matches]
     labels = "; ".join(f"{_label(name)} (pair_id {name.id})" for name in matches)
-    return AmbiguousError(f"Several pairs are meant by that: {labels}. Name one exactly.", listed)
+    return AmbiguousError(f"Several pairs match: {labels}. Name one exactly.", listed)
 
 
 def _none_found(names: Sequence[PairName], gpu: str, count: int, model: str) -> NotFoundError:

@@ -37,13 +37,15 @@ def settle_by(
         answer = stored_recommendation(uow, recommendation_id)
         stored = uow.observations.get(observation_id)
         if stored is None:
-            raise _unfit(observation_id, "no such start is stored here. Post it first.")
+            raise _unfit(observation_id, "this service stores no such start. Post it first.")
         require_own_start(stored, token_id)
         if answer.observation_id == observation_id:
             return Settled(answer, is_new=False, settlement=settlement_of(uow, answer))
         _require_fit(uow, answer, stored)
         if answer.observation_id is not None:
-            raise ConflictError(f"Recommendation {answer.id} is settled by another start; the first start counts.")
+            raise ConflictError(
+                f"Recommendation {answer.id} is compared with another start already; the first start counts."
+            )
         uow.recommendations.settle(recommendation_id, observation_id, now)
         answer = stored_recommendation(uow, recommendation_id)
         return Settled(answer, is_new=True, settlement=settlement_of(uow, answer))
@@ -100,7 +102,7 @@ def require_made(uow: UnitOfWork, observation: Observation) -> None:
         return
     answer = uow.recommendations.get(named)
     if answer is None:
-        detail = f"recommendation_id is {named}; no such recommendation was made here. Leave it null when unsure."
+        detail = f"recommendation_id is {named}; this service made no such recommendation. Leave it null when unsure."
         raise InvalidError([("/recommendation_id", detail)])
     if not _is_for(uow, answer, observation):
         detail = f"recommendation_id is {named}, made for another GPU, count of GPUs, model or engine."

@@ -109,7 +109,7 @@ def revoke(storage: Storage, which: str) -> ApiToken:
     """Revoke a token by id or by a name that only one valid token has.
 
     Raises:
-        NotFoundError, AmbiguousError: no token, or several, are meant.
+        NotFoundError, AmbiguousError: no token, or several, match.
     """
     with storage.read() as uow:
         tokens = uow.tokens.list()

@@ -92,7 +92,7 @@ def test_an_end_long_after_the_start_is_seen(engine, monkeypatch):
 
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm", "tensorrt-llm", "lmdeploy"])
-def test_a_live_log_tells_of_an_end(engine):
+def test_a_live_log_shows_an_end(engine):
     """Following a log, a start comes out as ready and again as ended, at the latest when the next one begins."""
     again = log_of(engine, "serving", Ending("", (), None))
     for ending in endings_of(engine, LIKELY_ENDINGS):
@@ -177,7 +177,7 @@ SYSTEM = [
 
 
 @pytest.mark.parametrize(("line", "cause"), SYSTEM)
-def test_the_journal_of_the_system_tells_of_the_engine(line, cause):
+def test_the_journal_of_the_system_shows_the_engines_end(line, cause):
     """Lines of the kernel and of systemd belong to the start that they are about."""
     prefix = "May 30 22:00:00 gpu-01 python3[4709]: "
     lines = [(prefix + text).encode() for text in STARTS["sglang", "serving"]]
@@ -185,7 +185,7 @@ def test_the_journal_of_the_system_tells_of_the_engine(line, cause):
     assert said(only([*lines, told])) == ("failed", "serving", cause)
 
 
-def test_systemd_in_a_journal_as_json_tells_of_the_engine():
+def test_systemd_in_a_journal_as_json_shows_the_engines_end():
     """A record of systemd is known by its identifier, whatever unit it is filed under."""
     known = {"_HOSTNAME": "gpu-01", "_SYSTEMD_UNIT": "engine.service"}
     lines = [json.dumps({**known, "_PID": "4709", "MESSAGE": text}) for text in STARTS["sglang", "serving"]]

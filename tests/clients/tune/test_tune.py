@@ -253,7 +253,7 @@ def test_a_dry_run_starts_and_posts_nothing(host: Host) -> None:
 
 @pytest.mark.slow
 def test_an_engine_that_is_silent_is_read_by_its_endpoints(host: Host) -> None:
-    """Healthy for a while without a word in the log: the endpoints tell of it."""
+    """Healthy for a while without a word in the log: the endpoints show it."""
     host.standin = {"is_silent": True}
     running = serving(host.tune("--json", "--target-tokens", "30k"))
     assert running.records[-1]["result"] == "verified"

@@ -145,7 +145,7 @@ def test_report_adds_to_the_row_that_observe_made(engine: Standin, client: Clien
     assert [check.prompt_tokens for check in client.observation(added).verifications] == [20_000]
 
 
-def test_report_posts_a_start_that_died_as_what_it_became(client: Client) -> None:
+def test_report_posts_a_start_that_crashed_as_what_it_became(client: Client) -> None:
     """A run-time OOM is one observation with that outcome, the prompt that did it, and the failed verification."""
     before = ids(client)
     with standin.start(faults=Faults(oom_at_tokens=10_000)) as dying:
@@ -181,7 +181,7 @@ def test_report_without_a_log_asks_the_engine_alone(engine: Standin) -> None:
 
 
 def test_an_engine_that_is_not_there_is_one_line_with_its_address() -> None:
-    """No traceback, no table, nothing as JSON; the address is named, and the exit code says that it cannot be had."""
+    """No traceback, no table, nothing as JSON; the address is named, and the exit code says so."""
     words = ["verify", "--server", "http://127.0.0.1:9", "--prompt-tokens", "5k", "--no-gpu"]
     for form in ([], ["--json"]):
         result = RUNNER.invoke(main, [*words, *form])

@@ -42,7 +42,7 @@ def test_tokens_from_the_prefix_cache_spoil_the_proof(run: Verify, sglang: Stand
 
 @pytest.mark.parametrize("engine", ["sglang", "vllm"])
 def test_running_out_of_gpu_memory_is_told_by_the_engines_own_words(run: Verify, engine: standin.config.Engine) -> None:
-    """The server dies, its log says why, and the outcome is a run-time OOM with the lowest memory seen."""
+    """The server crashes, its log says why, and the outcome is a run-time OOM with the lowest memory seen."""
     with standin.start(engine, fraction=0.95, context_length=100_000, faults=Faults(oom_at_tokens=30_000)) as process:
         report = run(process, 60_000)
     found = report.results[0].verification

@@ -104,7 +104,7 @@ def test_the_time_of_a_start_begins_with_its_process(kept: Kept) -> None:
     assert here.measurements.startup_seconds == pytest.approx(380, abs=3)
 
 
-def test_a_start_that_dies_later_is_brought_once_more(kept: Kept) -> None:
+def test_a_start_that_crashes_later_is_posted_once_more(kept: Kept) -> None:
     """A run-time OOM is evidence of its own."""
     kept.watch().follow(iter(start(dies=True)))
     assert kept.pools() == [("ready", 218_484), ("oom_runtime", 218_484)]

@@ -65,7 +65,7 @@ def _fill(client: Client, chosen: dict[str, Any], host: str) -> None:
     found, where = _newest(client, chosen, host)
     if found is None:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
-        raise ConfigError(f"which deployment is meant? give {options}; {where}")
+        raise ConfigError(f"which pair and engine? give {options}; {where}")
     told = {
         "model": found.model.name,
         "gpu": found.hardware.gpu,

@@ -21,7 +21,7 @@ FORCE = "--force sends the prompt all the same"
 
 
 def check_observation(settings: Settings, observation_id: UUID) -> _wire.StoredObservation | None:
-    """The observation that a verification is for; None, which is said, when the service cannot be had.
+    """The observation that a verification is for; None, which is said, when the service cannot be reached.
 
     Raises `RefusedError` when the service does not have it, or does not let this token see it, or it is retracted.
     """
@@ -93,4 +93,4 @@ def stop_at(differences: Sequence[str]) -> None:
     """Raises `KvyieldError` when there is a difference."""
     if differences:
         told = "; ".join(differences)
-        raise KvyieldError(f"no prompt was sent: the server is not the start that is meant: {told}. {FORCE}")
+        raise KvyieldError(f"no prompt was sent: the server is another start: {told}. {FORCE}")

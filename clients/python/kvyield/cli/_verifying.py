@@ -123,7 +123,7 @@ class Session:
         self._stack.close()
 
     def verify(self, pace: Iterable[tuple[int, float]], on_result: OnResult) -> Report:
-        """Sends the prompts, telling on standard error what happens; ``keep`` is told of each result at once."""
+        """Sends the prompts, telling on standard error what happens; ``on_result`` receives each result at once."""
         from kvyield.verify import verify
 
         assert self.server is not None

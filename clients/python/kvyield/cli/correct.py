@@ -70,7 +70,7 @@ def correct(observation_id: str, as_json: bool, **given: Any) -> None:
     if rows:
         table(("fact", "before", "now"), rows)
     else:
-        click.echo("nothing changed: the ledger said so already")
+        click.echo("nothing changed: the ledger holds these values already")
 
 
 def _parts(given: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

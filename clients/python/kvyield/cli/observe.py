@@ -40,7 +40,7 @@ ENGINE_SECONDS = 15.0
 @click.option("--server-key", envvar="KVYIELD_SERVER_KEY", help="The engine's API key.  [default: KVYIELD_SERVER_KEY]")
 @click.option("--last", is_flag=True, help="Only the newest start of the log.")
 @no_gpu_option("Do not ask this host's GPUs.")
-@click.option("--force", is_flag=True, help="Take log and server for one start, whatever contradicts that.")
+@click.option("--force", is_flag=True, help="Treat log and server as one start even if they contradict each other.")
 @click.option("--recommendation", metavar="ID", help="The stored recommendation that the newest start follows.")
 @fact_options
 @size_option
@@ -97,7 +97,7 @@ def read_log(given: Mapping[str, Any], settings: Settings) -> Reading:
 
 
 def facts_of_host(configured: Mapping[str, Sourced], *, is_local: bool, with_gpus: bool) -> dict[str, Sourced]:
-    """What this host tells of itself: nothing when the engine is elsewhere, its name at least when it is here."""
+    """What this host says about itself: nothing when the engine is elsewhere, its name at least when it is here."""
     from kvyield.intake import gpu_facts, host_facts
 
     if not is_local:

@@ -369,7 +369,7 @@ def _hear(pause: Pause, launcher: Launcher) -> None:
 
 
 def _undo_all(folder: Path, given: dict[str, Any], settings: Settings) -> int:
-    """Undoes what every journal of this user tells of."""
+    """Undoes what is in every journal of this user."""
     from kvyield.tune.journal import records
 
     found = [record for _, record in records(folder) if record.options and record.good is not None]

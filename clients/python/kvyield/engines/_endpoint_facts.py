@@ -174,7 +174,7 @@ def vllm_metrics(series: Iterable[Sample], found: Found) -> None:
 
 
 def _is_plain(labels: Mapping[str, str]) -> bool:
-    """True when nothing tells of several groups of layers, for which blocks × block size would not be the pool."""
+    """True when nothing shows several groups of layers, for which blocks × block size would not be the pool."""
     several = ("sliding_window", "mamba_block_size", "mamba_cache_dtype", "mamba_cache_mode")
     return all(labels.get(name, "None") in ("None", "", "auto", "none") for name in several)
 

@@ -168,7 +168,7 @@ class StartReader(ABC):
         """Fill the measurements that need the whole start."""
 
     def read_problem(self, record: Record, text: str) -> bool:
-        """Take in a line that may tell of a problem; a log without any start-up line is taken for a server at work."""
+        """Take in a line that may show a problem; a log without any start-up line is taken for a server at work."""
         begun = self.started or self.opened or self.announced
         phase: Phase = self.phase if begun else "unknown"
         serving = self.announced or not begun

@@ -94,7 +94,7 @@ class Problems:
             self.cause = None
 
     def read(self, place: Place, text: str, phase: Phase, *, serving: bool, is_server: bool = True) -> bool:
-        """Take in a line that may tell of a problem; True when it does.
+        """Take in a line that may show a problem; True when it does.
 
         ``is_server`` is False for an engine inside another program, whose end is not a failure.
         """
@@ -144,7 +144,7 @@ class Problems:
 
     def _look_back(self, lines: Iterable[bytes], *, serving: bool) -> Phase | None:
         """The lines just before a problem: whether the engine had said that it was going down, or had been asked to,
-        and the last errors. Returns the phase that the traceback above tells of a start-up.
+        and the last errors. Returns the phase that the traceback above gives for a start-up.
         """
         recent = [_plain(line) for line in list(lines)[-LINES_BEFORE:]]
         for line in recent if serving else ():

@@ -27,7 +27,7 @@ def read_starts(
     only one engine prints. ``reference_time`` places stamps without a year: they are taken as the last such date
     not after it by more than a day; without it those of a live source are placed by the present time. ``zone`` is
     the zone of stamps that name none; None is this host's own (TZ, /etc/localtime). ``follow`` is for live sources:
-    a start comes out when the engine says that it is ready, and once more if it dies later. A start of which the
+    a start comes out when the engine says that it is ready, and once more if it crashes later. A start of which the
     source holds neither readiness nor failure nor a pool has the outcome ``unfinished``. Raises ValueError for an
     engine that is not known; no content of a log raises."""
     engines = _chosen(engine)

@@ -26,7 +26,7 @@ FAILURE_HOOKS = (
 END_HOOKS = tuple(
     needle.encode() for wording in WORDINGS if wording.kind not in UNTELLING for needle in wording.needles
 )
-"""Whatever may tell of an end: looked for while a log is small or live, and in the last lines before the next start and
+"""Whatever may show an end: looked for while a log is small or live, and in the last lines before the next start and
 before the end of the log.
 """
 

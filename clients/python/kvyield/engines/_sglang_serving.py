@@ -17,7 +17,7 @@ def prompt_in_flight(lines: Iterable[bytes], chunk: int | None) -> int | None:
     """Tokens of the prompt that was being prefilled at the end of ``lines``; None when no line tells.
 
     Up to 0.5.8 a line is printed as its batch begins, from 0.5.9 on when it is done, then with ``cuda graph:`` (source:
-    managers/scheduler.py, scheduler_output_processor_mixin.py). A done batch tells of a prompt only while tokens are
+    managers/scheduler.py, scheduler_output_processor_mixin.py). A done batch shows a prompt only while tokens are
     pending. A chunk as long as the engine's chunk size goes on, so that without a count of what is pending the
     prompt's length is unknown; a shorter one ended its prompt, and was not it if a request was served since."""
     total: int | None = None

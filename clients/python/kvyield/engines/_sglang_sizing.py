@@ -83,7 +83,7 @@ class Sizing:
 
     def free_at_ready(self, ranks: Ranks, *, has_graphs: bool) -> Sourced | None:
         """The final line's figure; where it holds none, what was free after the graphs, or after the pool where the
-        log tells of no graphs. Nothing that was free earlier.
+        log shows no graphs. Nothing that was free earlier.
         """
         if self.available:
             return min(self.available, key=_number)

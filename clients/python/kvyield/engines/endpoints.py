@@ -95,7 +95,7 @@ def _engine_of(info: Mapping[str, object], series: list[Sample], get: Get) -> En
         return "vllm"
     if _owner(get) == "sglang" or _table(get, "/get_model_info").get("model_path"):
         return "sglang"
-    raise ValueError("nothing that this address answers tells which engine it is")
+    raise ValueError("nothing at this address shows which engine it is")
 
 
 def _owner(get: Get) -> str:

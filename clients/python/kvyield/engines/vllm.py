@@ -58,7 +58,7 @@ class VllmReader(StartReader):
             self._problem(record, text)
 
     def _problem(self, record: Record, text: str) -> None:
-        """A problem; of a death at run time also the longest prompt that the engine dumped."""
+        """A problem; for a crash at run time also the longest prompt that the engine dumped."""
         found, cause = self.read_problem(record, text), self.problems.cause
         if cause is None or cause.outcome != "oom_runtime" or "prompt_tokens" in cause.evidence:
             return

@@ -15,5 +15,5 @@ def host_memory_gib(meminfo: Path = MEMINFO) -> tuple[float, float]:
         rows = dict(line.split(":", 1) for line in meminfo.read_text().splitlines() if ":" in line)
         kib = [int(rows[key].split()[0]) for key in ("MemTotal", "MemAvailable")]
     except (OSError, KeyError, ValueError, IndexError) as error:
-        raise GpuError(f"the GPU shares the host's memory, and {meminfo} does not tell how much: {error}") from error
+        raise GpuError(f"the GPU shares the host's memory, and {meminfo} does not say how much: {error}") from error
     return kib[0] * 1024 / GIB, kib[1] * 1024 / GIB

@@ -104,7 +104,7 @@ class Child:
 
     @property
     def name(self) -> str:
-        """The program and what it is told to do."""
+        """The program and its subcommand."""
         return f"the command {' '.join(self.argv[:3])} ..."
 
     @property

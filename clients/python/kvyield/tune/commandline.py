@@ -505,7 +505,7 @@ class _Line:
         if self.grammar.config_wins and isinstance((content or {}).get("kv_cache_config"), dict):
             self.notes.append(
                 f"{path} has a kv_cache_config: a version that takes it whole ignores the command line's fraction; "
-                "the log will tell"
+                "the log will show it"
             )
         return config
 

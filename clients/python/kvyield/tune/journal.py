@@ -122,7 +122,7 @@ def read(path: Path) -> Record:
     except OSError as error:
         raise TuneError(f"the journal {path} cannot be read: {reason_of(error)}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        told = "put the engine's flags right by hand, then delete the file"
+        told = "correct the engine's flags by hand, then delete the file"
         raise TuneError(f"the journal {path} is damaged: {error}; {told}") from error
     if record.version != VERSION:
         raise TuneError(f"the journal {path} is of another version of kvyield ({record.version}); use that one")

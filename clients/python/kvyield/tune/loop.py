@@ -263,7 +263,7 @@ class Tune:
         return None
 
     def _died(self, row: Row) -> None:
-        """An engine that died of the prompt: its end is evidence, and the last good flags are put back."""
+        """An engine that crashed on the prompt: its end is evidence, and the last good flags are put back."""
         look = self._last_look()
         end = verified_start(row.start, row.results[-1:])
         if look.start is not None and look.has_ended:
@@ -310,9 +310,11 @@ class Tune:
             return self._back(refusal)
         if not advice.changes:
             if self._has_failed(row.start):
-                return self._back(Result("not_verified", "what runs did not pass, and nothing better is known"))
+                return self._back(
+                    Result("not_verified", "the running flags did not pass, and no better ones are known")
+                )
             if self.goal.is_dry:
-                return Result("not_verified", "what runs is kept: a prompt would be sent, without a restart")
+                return Result("not_verified", "the running flags are kept: a prompt would be sent, without a restart")
             return self._verified()
         if (why := self._may_restart(advice)) is not None:
             return self._back(Result("not_verified", why))
@@ -376,7 +378,7 @@ class Tune:
             return None
         left = wait_until_idle(self.site.in_flight, self.goal.idle_seconds, self.pause, self.desk.say)
         if left is None:
-            self.desk.say("the engine does not tell whether requests are in flight")
+            self.desk.say("the engine does not report whether requests are in flight")
         return f"{left} request(s) are in flight: --restart-busy restarts all the same" if left else None
 
     def _back(self, result: Result) -> Result:

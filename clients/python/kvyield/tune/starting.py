@@ -28,7 +28,7 @@ AT_LEAST_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Look:
-    """What the log tells of the start that was made last. ``words`` are its last lines."""
+    """What the log shows about the last start. ``words`` are its last lines."""
 
     start: Assembled | None = None
     is_ready: bool = False
@@ -36,7 +36,7 @@ class Look:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the log tells of the start's end."""
+        """Whether the log shows the start's end."""
         return self.start is not None and self.start.draft["outcome"] not in ("ready", "unfinished")
 
 
@@ -93,7 +93,7 @@ class Starter:
     def start(self, recommendation_id: UUID | None, advice: _wire.Recommendation | None = None) -> Assembled | None:
         """Ends the engine, waits for its memory, starts it anew and waits until it is ready or has failed.
 
-        Returns None when neither log nor endpoints tell of a start.
+        Returns None when neither log nor endpoints show a start.
         """
         self.memory.is_held = False
         if (pid := self.launcher.pid()) is not None:

@@ -74,7 +74,7 @@ class Written:
 
     @property
     def key(self) -> str:
-        """The file that is meant, whatever it is called by."""
+        """The file itself, by whichever name it is reached."""
         return f"file-{hashlib.sha256(os.path.realpath(self.path).encode()).hexdigest()[:16]}"
 
     def learn(self, engine: str) -> None:

@@ -154,7 +154,7 @@ class _Run:
         if prompt_tokens and frame.reading.prompt_tokens:
             self._rate = Rate(frame_tokens=frame.reading.prompt_tokens).through(prompt.words, prompt_tokens)
         else:
-            self._note("this server tells no token counts: the prompt's length is an estimate")
+            self._note("this server reports no token counts: the prompt's length is an estimate")
 
     def _measure_pace(self, server: Server) -> Verified | None:
         """Sends one prompt of each length that tells the pace, the longest once more when it took suspiciously long."""

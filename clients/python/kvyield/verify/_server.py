@@ -168,7 +168,7 @@ def flush_cache(
     wait_seconds: float = FLUSH_SECONDS,
     on_wait: Callable[[str], None] = lambda _: None,
 ) -> str | None:
-    """Empties the prefix cache, waiting for other requests to end; ``on_wait`` is told of the wait, with its bound.
+    """Empties the prefix cache, waiting for other requests to end; ``on_wait`` receives a message about the wait.
 
     Returns why that failed, or None. Raises EngineError when the server cannot be asked.
     """

@@ -112,7 +112,7 @@ def _lever(choice: Choice, candidate: _Candidate, best: Choice) -> Lever:
 
 
 def lighter_use_of(case: Case, start: Observation) -> tuple[Lever, ...]:
-    """Return what would leave more memory to a prompt at a start's own pool, where no line tells of another fraction.
+    """Return what would leave more memory to a prompt at a start's own pool, where no line predicts another fraction.
 
     Only flags that move free memory alone: what they gain is not known, so gain and probability are None.
     """

@@ -243,7 +243,7 @@ def _memory(case: Case, choice: Choice, answer: Advice) -> Iterator[str]:
     free = answer.prediction.free_at_ready_gib
     if free is None or choice.survives is None:
         if choice.impossible_gib is not None:
-            yield f"Free memory would be {choice.impossible_gib:,.0f} GiB, which cannot be."
+            yield f"Free memory would be {choice.impossible_gib:,.0f} GiB, which is impossible."
             return
         guess = "" if free is None else f"; {free.low:.1f} to {free.high:.1f} GiB are expected"
         yield f"Free memory at ready was never measured{guess}."

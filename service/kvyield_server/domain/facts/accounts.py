@@ -153,7 +153,7 @@ def _is_of_another_server(one: Observation, other: Observation) -> bool:
 
 
 def _one_died_before_the_other_served(one: Observation, other: Observation) -> bool:
-    """A start that died before its pool and one that served a moment later are two: the second is the restart."""
+    """A start that failed before its pool and one that served a moment later are two: the second is the restart."""
     for dead, ready in ((one, other), (other, one)):
         phase = dead.failure.phase if dead.failure else Phase.UNKNOWN
         is_early = dead.outcome is Outcome.REFUSED or (
@@ -217,7 +217,7 @@ def _is_process_and_log(one: Account, other: Account) -> bool:
 
 
 def _is_same_server(first: Observation, second: Observation) -> bool:
-    """Say whether two accounts tell of servers of one host that came up with one pool and do not contradict."""
+    """Say whether two accounts are about servers of one host that came up with one pool and do not contradict."""
     if first.host is None or second.host is None or not (came_up(first) and came_up(second)):
         return False
     pools = (first.measurements.pool_tokens, second.measurements.pool_tokens)

@@ -216,7 +216,7 @@ class Observation:
 
     @property
     def came_up(self) -> bool:
-        """Whether the engine became ready, be it that it died later while serving."""
+        """Whether the engine became ready, even if it crashed later while serving."""
         died_serving = self.failure is not None and self.failure.phase is Phase.SERVING
         return self.outcome in (Outcome.READY, Outcome.OOM_RUNTIME) or (self.outcome is Outcome.FAILED and died_serving)
 

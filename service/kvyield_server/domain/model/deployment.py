@@ -291,7 +291,9 @@ class DeploymentFit:
         unknown = [name for name in odd if not any(name in start.flags for start in self.starts)]
         if unknown:
             title, listed = NAMES[engine].title, ", ".join(unknown)
-            detail = f"No start of this deployment has {listed}, and nothing is known of it for {title}: not counted."
+            detail = (
+                f"No start of this deployment has {listed}, and nothing is known about it for {title}: not counted."
+            )
             yield Caution(code="unknown_flag", detail=detail)
         if self.runs is None or "quantization" not in asked:
             return
@@ -357,7 +359,7 @@ def not_enough(summary: FitSummary) -> Caution:
         detail = "The starts of this deployment contradict one another; post two that differ in the fraction alone."
     else:
         detail = (
-            "Nothing tells how the pool moves with the fraction: post a second start at another fraction, the model's "
+            "Nothing shows how the pool depends on the fraction: post a second start at another fraction, the model's "
             "config.json facts, or a log with the engine's own memory lines."
         )
     return Caution(code="not_enough_evidence", detail=detail)

@@ -191,7 +191,7 @@ def _without_pool(start: Observation) -> tuple[Use, str]:
         return Use.BOUND, "refused: the engine named the least fraction that it can start with"
     if start.outcome is Outcome.REFUSED:
         if held_by_others(start):
-            return Use.SET_ASIDE, "refused on memory that another process held: it says nothing of the fraction"
+            return Use.SET_ASIDE, "refused on memory that another process held: it says nothing about the fraction"
         return Use.BOUND, "refused: at this fraction the pool would be empty or too small"
     return _rest(start), "no pool figure was recorded"
 
@@ -244,7 +244,9 @@ def mark_blocked(found: Sequence[Evidence]) -> tuple[tuple[Evidence, ...], list[
     if not any(item.start.outcome in failed for item in found):
         return tuple(found), []
     up = [item for item in found if item.start.came_up and item.fraction is not None]
-    reason = "the same flags came up before or after: another process held the GPU, so it says nothing of the fraction"
+    reason = (
+        "the same flags came up before or after: another process held the GPU, so it says nothing about the fraction"
+    )
     marked: list[Evidence] = []
     for item in found:
         is_blocked = item.start.outcome in failed and (

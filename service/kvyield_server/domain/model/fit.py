@@ -359,7 +359,7 @@ def _with_version_drift(member: _Member, fit: PoolFit, others: Sequence[_Member]
 
 
 def _with_failed_newest(member: _Member, fit: PoolFit) -> PoolFit:
-    """Say where the newest start died or was refused and three or more that came up speak against it."""
+    """Say where the newest start ran out of memory or was refused and three or more that came up contradict it."""
     newest = member.starts[-1] if member.starts else None
     if newest is None or newest.came_up or newest.outcome is Outcome.FAILED or fit.drifted is not None:
         return fit

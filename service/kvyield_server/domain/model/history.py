@@ -218,9 +218,9 @@ class History:
         return (wanted - left) / self.gib_per_fraction
 
     def _counts(self, death: Observation, everything: Sequence[Observation]) -> bool:
-        """Tell whether nothing speaks against a death: memory that others held, or starts that came up there.
+        """Tell whether nothing contradicts a death: memory that others held, or starts that came up there.
 
-        One that came up there before speaks against it only where three or more came up in all: then it is the death
+        One that came up there before contradicts it only where three or more came up in all: then it is the death
         that is odd.
         """
         fraction = size_of(death)

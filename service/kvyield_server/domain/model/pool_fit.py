@@ -220,7 +220,7 @@ def page_tokens(setting: Setting, evidence: Sequence[Evidence]) -> int:
 def _points(chosen: Sequence[Evidence], setting: Setting, base: Normal, page: int, *, has_base: bool) -> Points:
     """Return points over the fraction that was applied, rebased to the usual base memory where a start logged its own.
 
-    A neighbour makes SGLang's free memory smaller, and the pool is a share of that.
+    Another process makes SGLang's free memory smaller, and the pool is a share of that.
     """
     x = np.array([item.fraction or 0.0 for item in chosen])
     tokens = np.array([item.tokens + page / 2.0 if item.tokens is not None else np.nan for item in chosen])
@@ -323,7 +323,7 @@ def _is_at_odds(chosen: Sequence[Evidence], agreed: Consensus) -> bool:
 def _changed(before: Sequence[Evidence], since: Sequence[Evidence]) -> Caution:
     """Say that something lasting changed, and what the logs show of it."""
     found = _what_differs(before[-1].start, since[-1].start)
-    what = "; ".join(found) if found else "no recorded flag or figure tells what"
+    what = "; ".join(found) if found else "no recorded flag or figure shows which"
     detail = (
         f"Earlier starts lie on another line: something lasting changed ({what}). Only those since then were fitted."
     )

@@ -176,8 +176,8 @@ def logged_base(start: Observation) -> float | None:
 def _base(setting: Setting, starts: Sequence[Observation]) -> tuple[Normal, str]:
     """Return the memory that the fraction multiplies.
 
-    As logged by the newest start that is no odd one out: a neighbour makes SGLang's figure smaller for a while. What a
-    start found that failed beside a neighbour says nothing of the others.
+    As logged by the newest start that is not an outlier: another process makes SGLang's figure smaller for a while. A
+    start that failed while other processes held memory says nothing about the others.
     """
     alone = [start for start in starts if has_unified_memory(start.hardware) or not held_by_others(start)]
     for some in (alone, [start for start in starts if start.came_up]):
