@@ -286,7 +286,7 @@ def test_a_wrong_fact_is_corrected_and_shown(online: StandIn) -> None:
     ]
     assert "unknown" in result.stdout
     assert "moonshotai/Kimi-K2.6" in result.stdout
-    assert run(*words).stdout == "nothing changed: the ledger said so already\n"
+    assert run(*words).stdout == "nothing changed: the ledger holds these values already\n"
     assert json.loads(run(*words, "--json").stdout)["id"] == stored["id"]
 
 

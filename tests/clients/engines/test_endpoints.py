@@ -204,7 +204,7 @@ def test_answers_of_something_else_are_passed_over(body):
 
 def test_nothing_that_answers_like_an_engine_is_an_error():
     """Without a log and without an engine's answer there is no start."""
-    with pytest.raises(ValueError, match="nothing that this address answers"):
+    with pytest.raises(ValueError, match="nothing at this address"):
         read_endpoints(answering({}))
 
 

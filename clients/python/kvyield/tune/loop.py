@@ -310,9 +310,7 @@ class Tune:
             return self._back(refusal)
         if not advice.changes:
             if self._has_failed(row.start):
-                return self._back(
-                    Result("not_verified", "the running flags did not pass, and no better ones are known")
-                )
+                return self._back(Result("not_verified", "the running flags did not pass; none better is known"))
             if self.goal.is_dry:
                 return Result("not_verified", "the running flags are kept: a prompt would be sent, without a restart")
             return self._verified()
