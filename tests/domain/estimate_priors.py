@@ -236,7 +236,7 @@ def arithmetic() -> Iterable[tuple[str, str]]:
 
 
 def deaths() -> Iterable[tuple[str, str]]:
-    """Deaths that starts which came up speak against, and how near below a death the next start came up."""
+    """Deaths that starts which came up contradict, and how near below a death the next start came up."""
     up, died, spoken_against, near = 0, 0, 0, []
     for starts in by_pair():
         for fit in fit_pair(PairEvidence(tuple(starts))).deployments:
@@ -251,7 +251,7 @@ def deaths() -> Iterable[tuple[str, str]]:
                 below = [each.fraction or 0.0 for each in ran if (each.fraction or 0.0) < (start.fraction or 0.0)]
                 if below and start.hardware.memory_gib is not None:
                     near.append(((start.fraction or 0.0) - max(below)) * start.hardware.memory_gib)
-    yield "deaths that others speak against", f"{spoken_against} of {died}, beside {up} starts that came up"
+    yield "deaths that others contradict", f"{spoken_against} of {died}, beside {up} starts that came up"
     yield "from a death down to the next start that came up, GiB", spread(near)
 
 

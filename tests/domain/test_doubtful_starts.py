@@ -134,7 +134,7 @@ def test_far_below_a_death_a_prompt_fits(name: EngineName, died: float, outcome:
 
 
 def test_a_death_at_start_up_is_no_evidence_of_the_prompt() -> None:
-    """It is held against free memory: a prompt that is known to take nothing has the chance that the engine starts."""
+    """It is compared with free memory: a prompt that is known to take nothing has the chance that the engine starts."""
     fit = fitted([qwen(1, 0.9, outcome="oom_startup")])
     flags = {key: value for key, value in fit.flags.items() if "fraction" not in key}
     fractions = np.array([0.6, 0.7, 0.8])
@@ -437,7 +437,7 @@ def test_without_any_start_the_answer_does_not_speak_of_one() -> None:
 @pytest.mark.parametrize("prefer", ["keep", "pool"])
 @pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM, EngineName.TENSORRT_LLM])
 def test_a_restart_just_below_a_death_is_at_risk(name: EngineName, prefer: str) -> None:
-    """Free memory measured a tenth below speaks against the death, and does not make the step beside it safe."""
+    """Free memory measured a tenth below contradicts the death, and does not make the step beside it safe."""
     starts = [qwen(0, 0.8, 344_000, 16.0, on=name), qwen(1, 0.9, on=name, outcome="oom_startup")]
     for target in range(340_000, 420_000, 10_000):
         advice = advise(starts, target, prefer=prefer)

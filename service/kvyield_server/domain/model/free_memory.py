@@ -73,7 +73,7 @@ WRONG_SHARE, WRONG_SD = 0.05, 0.1
 """How often arithmetic alone is nowhere near, and by how much then, as a share of the GPU's memory: one of the seven
 pairs with readings was, by 2 to 12 % (tests/domain/estimate_priors.py); seven say little of how often."""
 UNRELATED = 0.01
-"""How often a start runs out of memory for a cause of its own, such as a neighbour nobody saw: none of 252 recorded
+"""How often a start runs out of memory for a cause of its own, such as another process nobody saw: none of 252 recorded
 starts that came up and of 19 deaths shows one, so not much above 3 in 252 (the same script)."""
 MOST_DEATHS = 4
 NEGLIGIBLE = 2e-3
@@ -188,7 +188,7 @@ class FreeMemory:
     ) -> tuple[Floats, Floats]:
         """Return what the coefficients are multiplied with, and the part that is arithmetic, at each fraction.
 
-        ``lent`` is what a neighbour held of the base.
+        ``lent`` is what another process held of the base.
         """
         base = self.line.base
         assert base is not None
@@ -281,7 +281,7 @@ def _alike(
 
 
 def _usual_free(starts: Sequence[Observation]) -> float | None:
-    """Return what was free before load at the newest start that logged it and had no neighbour."""
+    """Return what was free before load at the newest start that logged it while no other process held memory."""
     logged = [start for start in starts if start.measurements.free_before_load_gib is not None]
     alone = [start for start in logged if not held_by_others(start)] or logged
     return alone[-1].measurements.free_before_load_gib if alone else None
@@ -496,7 +496,7 @@ def _with_points(prior: Prior, noise: Floats, weight: Floats, points: FreePoints
 def _inliers(mean: Floats, sd: Floats, rows: Floats, values: Floats) -> Floats:
     """Return 1 for points near the median of what is left when the prior's columns are taken off, 0 for those far out.
 
-    A neighbour, a mistyped figure or a mislabelled outcome moves single points by gigabytes.
+    Another process, a mistyped figure or a mislabelled outcome moves single points by gigabytes.
     """
     left = values - rows @ mean
     middle = np.median(left)

@@ -186,7 +186,7 @@ class History:
     def served_below(self, flags: Flags, fraction: float, prompt_tokens: int, outcome: Outcome) -> float:
         """Return the highest fraction below at which a start under flags no lighter came up, or served such a prompt.
 
-        0 where none did. It came up is what speaks against a death at start-up, it served against one while serving.
+        0 where none did. A start that came up contradicts a death at start-up, one that served a death while serving.
         """
         best = 0.0
         for start in self.starts:
