@@ -102,7 +102,7 @@ def test_just_below_a_death_memory_is_unlikely_to_hold(
     assert chance[0] < 0.6
 
 
-def test_free_memory_measured_beside_a_death_speaks_against_it() -> None:
+def test_free_memory_measured_beside_a_death_contradicts_it() -> None:
     """Four starts measured 5 GiB and more close below: one death does not make them a lie, though between the highest
     and the death nothing was measured."""
     starts = [on_line(n, fraction) for n, fraction in enumerate((0.86, 0.87, 0.88, 0.89))]
