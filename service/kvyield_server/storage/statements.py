@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, literal, tuple_
+from sqlalchemy import ColumnElement, Connection, Insert, Select, Table, literal, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
 from kvyield_server.storage.records import PageKey
@@ -25,7 +26,12 @@ def batched(items: Iterable[T], size: int = MOST_TOGETHER) -> Iterator[list[T]]:
 def insert_rows(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Insert rows; nothing is done where there are none."""
     if rows:
-        connection.execute(table.insert(), list(rows))
+        connection.execute(_insert(table), list(rows))
+
+
+@cache
+def _insert(table: Table) -> Insert:
+    return table.insert()
 
 
 def insert_unknown(connection: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
