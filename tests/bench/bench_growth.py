@@ -36,6 +36,7 @@ OWN = {
     "content_digest": "md5(g::text) || 'copied'",
     "observed_at": "o.observed_at - g * interval '1 minute'",
     "host": "'gpu-' || mod(g, 500)",
+    "host_key": "'gpu-' || mod(g, 500)",
     "pair_id": "p.id",
     "model": "p.name",
 }

@@ -11,11 +11,12 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import JSON, Boolean, Column, DateTime, MetaData, String, Table, Uuid
+from sqlalchemy import JSON, Boolean, Column, DateTime, MetaData, String, Table, Uuid, select, update
 
 from kvyield_server.domain.answers import Prefer
+from kvyield_server.domain.facts.accounts import host_key
 from kvyield_server.domain.facts.observation import Outcome
-from kvyield_server.storage import migrate
+from kvyield_server.storage import migrate, tables
 from kvyield_server.storage.connections import Use, database_url, engine_for
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter, Role
@@ -102,6 +103,24 @@ def test_every_start_is_read_as_it_was_stored(upgraded: UnitOfWork) -> None:
         assert all(each.answer is None for each in start.verifications)
         assert stored.is_timed is (row["observed_at"] != row["received_at"])
     assert [each.is_timed for each in found.values()].count(False) == 1
+
+
+def test_hosts_are_known_by_what_their_names_share(empty_url: str) -> None:
+    """A start of the release is found by each name of its host, which the domain says."""
+    fill(empty_url)
+    names = ["GPU-9.example", "10.0.0.7", "fe80::7", "node-7", None]
+    engine = engine_for(database_url(empty_url), Use.MIGRATE)
+    with engine.begin() as connection:
+        for host, key in zip(names, STARTS, strict=False):
+            row = update(tables.observation).where(tables.observation.c.id == UUID(key))
+            connection.execute(row.values(host=host))
+    engine.dispose()
+    migrate.upgrade(empty_url)
+    with closing(open_storage(empty_url)) as storage, storage.read() as uow:
+        told = dict(uow.connection.execute(select(tables.observation.c.host, tables.observation.c.host_key)).all())
+        starts = uow.observations.page(ObservationFilter(), None, 100).items
+    assert told.keys() >= set(names)
+    assert told == {each.observation.host: host_key(each.observation) for each in starts}
 
 
 def test_answers_tokens_and_the_audit_are_kept(upgraded: UnitOfWork) -> None:

@@ -164,6 +164,32 @@ def test_the_order_of_accounts_does_not_matter(storage: Storage, name: str) -> N
     assert all(each == made[0] for each in made)
 
 
+HOSTS = {
+    "with and without its domain": ("node-7", "node-7.example"),
+    "in two domains": ("node-7.example", "node-7.example.org"),
+    "in capitals": ("NODE-7", "node-7.example"),
+    "by an address": ("10.0.0.7", "10.0.0.7"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTS)
+@pytest.mark.parametrize("accounts", ["log and endpoint", "ready, then dead", "two seconds apart"])
+def test_a_host_is_known_by_each_of_its_names(storage: Storage, accounts: str, name: str) -> None:
+    """Whichever name came first, the second account finds the row, with or without a time; another host's does not."""
+    for order in permutations(HOSTS[name]):
+        for told in permutations(ACCOUNTS[accounts]):
+            before = len(rows(storage))
+            at = timedelta(days=before)
+            own = [replace(each, id=uuid7(), host=host) for each, host in zip(told, order, strict=True)]
+            own = [
+                each if each.observed_at == NOW else replace(each, observed_at=each.observed_at - at) for each in own
+            ]
+            own = [replace(each, measurements=replace(each.measurements, pool_tokens=1000 + before)) for each in own]
+            assert [each.is_new for each in post(storage, *own)] == [True, False]
+            assert post(storage, replace(own[0], id=uuid7(), host="10.0.0.8"))[0].is_new
+            assert len(rows(storage)) == before + 2
+
+
 def test_a_log_is_believed_and_nulls_are_filled(storage: Storage) -> None:
     """What the log says stands, what it lacks comes from the endpoint, then from the person; the rest is kept."""
     post(storage, manual(), endpoint(), log())

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Select, and_, bindparam, select, union
 
-from kvyield_server.domain.facts.accounts import AT_ONCE, LARGEST_SHIFT, Account, short_host
+from kvyield_server.domain.facts.accounts import AT_ONCE, LARGEST_SHIFT, Account, host_key
 from kvyield_server.storage import tables
 
 MOST_NEAR = 200  # rows that may be of a posted start; more share a host and a moment on no real host
@@ -21,7 +21,7 @@ def _parameter(name: str, like: ColumnElement[Any]) -> Any:
     return bindparam(name, type_=like.type)
 
 
-_ON_HOST = _it.host.in_([_parameter("host", _it.host), _parameter("short_host", _it.host)])
+_ON_HOST = _it.host_key == _parameter("host_key", _it.host_key)
 
 
 def _between(since: str, until: str) -> ColumnElement[bool]:
@@ -59,8 +59,7 @@ def query_near(account: Account) -> tuple[Any, dict[str, Any]]:
     if start.host is None:
         return _OF_ANY_HOST, moment
     return _OF_HOST, moment | {
-        "host": start.host,
-        "short_host": short_host(start.host),
+        "host_key": host_key(start),
         "pool_tokens": start.measurements.pool_tokens,
         "earliest": earliest if account.is_timed else _EARLIEST,
         "earliest_death": earliest if account.is_timed and is_log_of_death else latest + AT_ONCE,

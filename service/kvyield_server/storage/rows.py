@@ -10,7 +10,7 @@ from uuid import UUID
 import msgspec
 
 from kvyield_server.domain.answers import Advice, Question
-from kvyield_server.domain.facts.accounts import Account, FieldChange
+from kvyield_server.domain.facts.accounts import Account, FieldChange, host_key
 from kvyield_server.domain.facts.observation import (
     Answer,
     Engine,
@@ -61,6 +61,7 @@ def observation_to_row(stored: StoredObservation) -> dict[str, Any]:
         "retracted_at": stored.retracted_at,
         "retraction_reason": stored.retraction_reason,
         "host": it.host,
+        "host_key": host_key(it),
         "source": it.source,
         "gpu": it.hardware.gpu,
         "gpu_count": it.hardware.gpu_count,

@@ -137,6 +137,7 @@ observation = Table(
     Column("is_zoned", Boolean),  # null in rows of release 0.1, which took times without a zone for UTC
     Column("token_id", ForeignKey("api_token.id")),
     Column("host", String),
+    Column("host_key", String),  # what all names of the host have in common
     Column("source", String),
     Column("gpu", String, nullable=False),
     Column("gpu_count", Integer, nullable=False),
@@ -168,7 +169,8 @@ observation = Table(
     Index(None, "pair_id", "observed_at", "id"),
     Index(None, "host", "observed_at", "id"),
     Index(None, "engine", "observed_at", "id"),
-    _partial_index("pool_tokens IS NOT NULL", "host", "pool_tokens", "observed_at"),
+    Index(None, "host_key", "observed_at"),
+    _partial_index("pool_tokens IS NOT NULL", "host_key", "pool_tokens", "observed_at"),
     _partial_index("outcome <> 'ready'", "outcome", "observed_at", "id"),
     _partial_index("token_id IS NOT NULL", "token_id", "pair_id"),
 )
