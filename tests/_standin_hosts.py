@@ -29,6 +29,7 @@ class Host:
         self.port = free_port()
         self.model = f"moonshotai/Kimi-K2.6-{folder.name}-{self.port}"
         self.standin: dict[str, Any] = {}
+        self._runs: list[Running] = []
         gpus = {"folder": str(folder / "gpus"), "count": 8, "total_gib": 95.0, "release_seconds": release_seconds}
         (folder / "home").mkdir(parents=True, exist_ok=True)
         paths = [str(TESTS), str(TESTS / "standin" / "engines")]
@@ -61,7 +62,9 @@ class Host:
     def run(self, *words: str) -> Running:
         """Starts ``kvyield tune`` with these words."""
         environ = {**self.environ, "STANDIN": json.dumps(self.standin)}
-        return Running([sys.executable, "-m", "kvyield", "tune", *words], environ, self.folder)
+        running = Running([sys.executable, "-m", "kvyield", "tune", *words], environ, self.folder)
+        self._runs.append(running)
+        return running
 
     def rows(self) -> list[StoredObservation]:
         """The ledger's starts of this host's model, oldest first."""
@@ -70,13 +73,13 @@ class Host:
 
     def flags_running(self) -> dict[str, Any] | None:
         """What the engine that answers runs with, by its own words; None when none answers."""
-        import urllib.error
         import urllib.request
+        from http.client import HTTPException
 
         try:
             with urllib.request.urlopen(f"{self.server}/server_info", timeout=5) as answer:
                 found: dict[str, Any] = json.load(answer)
-        except (urllib.error.URLError, OSError):
+        except (OSError, HTTPException):  # it may end in the middle of its answer
             return None
         return found
 
@@ -85,7 +88,9 @@ class Host:
         return [one.pid for one in left_in(self.state / f"starts-sglang-{self.port}")]
 
     def clean(self) -> None:
-        """Ends whatever engine was left."""
+        """Ends whatever was left, also by a test that failed: runs of ``tune`` first, which would start engines."""
+        for running in self._runs:
+            running.kill()
         for pid in self.engines():
             os.kill(pid, signal.SIGKILL)
 
@@ -134,7 +139,10 @@ class Running:
 
     def code(self, seconds: float = 90.0) -> int:
         """Waits for it to end by itself."""
-        return self.process.wait(seconds)
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"it did not end within {seconds:.0f} s: {self.err}") from None
 
 
 def until(holds: Callable[[], object], seconds: float = 60.0) -> None:

@@ -33,16 +33,16 @@ def engine_on(port: int, proc: Path = PROC) -> Listener | None:
 
     Another user's open files cannot be read; then the one engine whose command line names the port is meant.
     """
-    found = [pid for pid in _pids(proc) if _holds(proc / str(pid), _sockets(proc, port))]
+    found = [pid for pid in pids(proc) if _holds(proc / str(pid), _sockets(proc, port))]
     if not found:
-        found = [pid for pid in _pids(proc) if str(port) in _PORT.findall(_command(proc / str(pid)))]
+        found = [pid for pid in pids(proc) if str(port) in _PORT.findall(_command(proc / str(pid)))]
     listeners = [one for pid in found if (one := _listener(proc, pid)) is not None]
     return min(listeners, key=lambda one: one.started_at, default=None)
 
 
 def family(pid: int, proc: Path = PROC) -> frozenset[int]:
     """A process with all that descend from it, as far as their parents live."""
-    parents = {one: _parent(proc, one) for one in _pids(proc)}
+    parents = {one: _parent(proc, one) for one in pids(proc)}
     found, size = {pid}, 0
     while len(found) > size:
         size = len(found)
@@ -50,16 +50,27 @@ def family(pid: int, proc: Path = PROC) -> frozenset[int]:
     return frozenset(found)
 
 
+def pids(proc: Path = PROC) -> list[int]:
+    """All processes of this host; none where there is no ``/proc``."""
+    with contextlib.suppress(OSError):
+        return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
+    return []
+
+
+def variable_of(pid: int, name: str, proc: Path = PROC) -> str | None:
+    """A variable of the environment that a process of this user was started with; None when it has none."""
+    with contextlib.suppress(OSError):
+        for variable in (proc / str(pid) / "environ").read_bytes().split(b"\0"):
+            key, _, value = variable.partition(b"=")
+            if key == name.encode():
+                return os.fsdecode(value)
+    return None
+
+
 def _parent(proc: Path, pid: int) -> int | None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
     return None
-
-
-def _pids(proc: Path) -> list[int]:
-    with contextlib.suppress(OSError):
-        return sorted(int(name) for name in os.listdir(proc) if name.isdecimal())
-    return []
 
 
 def _sockets(proc: Path, port: int) -> frozenset[str]:

@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import urllib.request
 from http.client import HTTPException
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from _standin_hosts import BASE, Host, Running, is_gone, until
-from e2e.running import Server
+from e2e.running import Server, environment
 
 SERVES = "the engine serves; it is watched until it ends"
 
@@ -249,6 +251,52 @@ def test_a_dry_run_starts_and_posts_nothing(host: Host) -> None:
     assert running.code() == 1
     assert "--dry-run" in running.err
     assert host.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (("--url", "banana"), "'banana' is not an address like http://127.0.0.1:8321"),
+        (("--server", "http://[::1"), "'http://[::1' is not an address"),
+        (("--ca-file", "none.pem"), "there is no file none.pem, which --ca-file names"),
+        (("--model-config", "none.json"), "none.json cannot be read"),
+        (("--flag", "x"), "--flag takes NAME=VALUE"),
+        (("--log", "."), "--log . is a folder"),
+        (("--log", "a", "--docker", "b"), "give one source"),
+        (("--user",), "--user needs --unit"),
+        (("--format", "args"), "--format needs --write"),
+        (("--restart-command", "true"), "--restart-command needs --write"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_starts(host: Host, options: tuple[str, ...], named: str) -> None:
+    """Exit 2; nothing was started, posted or written."""
+    running = host.tune("--yes", *options)
+    assert running.code() == 2, running.err
+    assert named in running.err
+    assert not host.state.exists()
+
+
+def test_a_refused_token_is_told_before_the_engine_starts(host: Host, tmp_path: Path) -> None:
+    """The engine serves all the same: an expired token must not take a service down."""
+    folder = tmp_path / "service"
+    folder.mkdir()
+    command = [sys.executable, "-m", "kvyield_server", "token", "create", "--name", "ann", "--role", "ingest"]
+    token = subprocess.run(command, cwd=folder, env=environment(), check=True, capture_output=True, text=True).stdout
+    service = Server(folder)
+    try:
+        host.environ |= {"KVYIELD_URL": service.url, "KVYIELD_TOKEN": "wrong"}
+        running = serving(host.tune("--json"))
+        told, _, later = running.err.partition("the engine will serve, and nothing can be tuned")
+        assert "fired up" not in told
+        assert "fired up" in later
+        assert host.flags_running()
+        assert running.end() == 1
+        host.environ["KVYIELD_TOKEN"] = token.split()[-1]
+        running = serving(host.tune("--json"))
+        assert "the token has the roles ingest, and tune needs ingest and read" in running.err
+        assert running.end() == 1
+    finally:
+        service.stop()
 
 
 @pytest.mark.slow

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import signal
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,7 @@ from kvyield._errors import TuneError
 from kvyield.tune import composefile, unitfile
 from kvyield.tune.commandline import flags_of
 from kvyield.tune.splicing import shell_words
-from kvyield.tune.written import Written
+from kvyield.tune.written import MARK, Written
 
 
 def written(path: Path, form: Any = "args", command: str = "true", engine: str | None = "vllm") -> Written:
@@ -403,3 +406,41 @@ def test_flags_of_a_written_file_are_those_asked_for(tmp_path: Path) -> None:
         "context_length": 200007,
         "disable_cuda_graph": True,
     }
+
+
+def _left_command(launcher: Written, command: str) -> subprocess.Popen[bytes]:
+    """A restart command of a run that was killed meanwhile."""
+    environment = {**os.environ, MARK: launcher.key}
+    return subprocess.Popen(["/bin/sh", "-c", f"{command}; exit $?"], env=environment, start_new_session=True)
+
+
+def test_a_restart_command_that_a_killed_run_left_is_waited_for(tmp_path: Path) -> None:
+    """Two at once would start two engines: the first is over when the second begins."""
+    launcher = written(tmp_path / "flags", command=f"test -e {tmp_path}/over")
+    with _left_command(launcher, f"sleep 1; touch {tmp_path}/over") as left:
+        launcher.restart()
+    assert left.returncode == 0
+
+
+def test_a_restart_command_left_that_never_returns_is_ended(tmp_path: Path) -> None:
+    """After as long as a command may take."""
+    launcher = written(tmp_path / "flags")
+    launcher.command_seconds = 0.5
+    with _left_command(launcher, "sleep 600") as left:
+        threading.Thread(target=left.wait, daemon=True).start()  # the system's first process does so for an orphan
+        launcher.restart()
+    assert left.returncode == -signal.SIGKILL
+
+
+def test_an_engine_that_a_restart_command_left_does_not_look_like_the_command(tmp_path: Path) -> None:
+    """It inherits the environment, without the mark of the command."""
+    launcher = written(tmp_path / "flags", command=f"env > {tmp_path}/environment; sleep 30 & echo $! > {tmp_path}/pid")
+    launcher.restart()
+    try:
+        assert MARK not in (tmp_path / "environment").read_text()
+        began = time.monotonic()
+        launcher.restart_command = "true"
+        launcher.restart()
+        assert time.monotonic() - began < 20
+    finally:
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)

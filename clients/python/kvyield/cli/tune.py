@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +16,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from kvyield.cli._options import client_of, fact_options, no_gpu_option, service_options, settings_of, token_count
+from kvyield._errors import KvyieldError
+from kvyield.cli._options import (
+    chosen_source,
+    client_of,
+    extras_of,
+    fact_options,
+    no_gpu_option,
+    service_options,
+    settings_of,
+    token_count,
+)
 from kvyield.cli._run import DONE, FAILED, say
 from kvyield.sources import USER_UNIT
 
@@ -157,6 +168,8 @@ def tune(ctx: click.Context, /, **given: Any) -> None:
     given |= {"stdin": None, "kubernetes": None, "prompt_tokens": given["target_tokens"] or 1, "force": False}
     given |= {"ramp": False, "completion_tokens": 16, "route": None, "seed": None, "since": None, "max_bytes": None}
     settings = _settings(given)
+    if not given["undo"]:  # which must work whatever the service's address is
+        _check_options(given, settings)
     folder = Path(given["state"]).expanduser() if given["state"] else _state_folder()
     if given["undo"] and not (given["command"] or given["unit"] or given["write_file"]):
         ctx.exit(_undo_all(folder, given, settings))
@@ -369,17 +382,50 @@ def _hear(pause: Pause, launcher: Launcher) -> None:
 
 
 def _undo_all(folder: Path, given: dict[str, Any], settings: Settings) -> int:
-    """Undoes what is in every journal of this user."""
+    """Undoes what is in every journal of this user, whatever becomes of one; engines that need a parent come last."""
     from kvyield.tune.journal import records
 
     found = [record for _, record in records(folder) if record.options and record.good is not None]
+    found.sort(key=lambda record: bool(record.options.get("command")) and record.intent is not None)
     if not found:
         say("kvyield: there is nothing to undo")
     codes = []
     for record in found:
         known = {**record.options, "command": tuple(record.options.get("command", ()))}
-        codes.append(_Run(folder, {**given, **known}, settings).code())
+        if len(found) > 1:
+            say(f"kvyield: {known.get('unit') or known.get('write_file') or shlex.join(known['command'])}:")
+        try:
+            codes.append(_Run(folder, {**given, **known}, settings).code())
+        except KvyieldError as error:
+            say(f"kvyield: not undone: {error}")
+            codes.append(FAILED)
     return max(codes, default=DONE)
+
+
+def _check_options(given: Mapping[str, Any], settings: Settings) -> None:
+    """What is wrong with options is told before an engine is started or asked. Raises a usage error."""
+    from kvyield._engine_http import open_engine
+
+    for name, option, needed in (
+        ("is_user", "--user", "unit"),
+        ("file_format", "--format", "write_file"),
+        ("restart_command", "--restart-command", "write_file"),
+    ):
+        if given[name] and not given[needed]:
+            raise click.UsageError(f"{option} needs --{needed.removesuffix('_file')}")
+    try:
+        chosen_source(given)
+        extras_of(given, settings, {})
+        if given["server"]:
+            open_engine(given["server"], given["server_key"]).close()
+        if settings.ledger is None:
+            client_of(settings).close()
+    except KvyieldError as error:
+        raise click.UsageError(str(error)) from None
+    if settings.ca_file is not None and not settings.ca_file.is_file():
+        raise click.UsageError(f"there is no file {settings.ca_file}, which {settings.sources['ca_file']} names")
+    if given["log_file"] and Path(given["log_file"]).is_dir():
+        raise click.UsageError(f"--log {given['log_file']} is a folder: name the engine's log file")
 
 
 def _settings(given: Mapping[str, Any]) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import datetime
 
 from kvyield._wire import Scalar
 from kvyield.assemble import Assembled
@@ -59,10 +60,13 @@ def late(start: Assembled | None, seconds: float) -> Assembled | None:
     return None if start is None else ended(start, "failed", "unknown", f"not ready after {seconds:.0f} s")
 
 
-def unread(like: Assembled, flags: Mapping[str, Scalar]) -> Assembled:
-    """A start of which the log says nothing: what it was to be, with the flags that it was given."""
+def unread(like: Assembled, flags: Mapping[str, Scalar], started_at: datetime | None) -> Assembled:
+    """A start of which the log says nothing: what it was to be, with the flags that it was given.
+
+    Without its time it would be as new as its arrival, and so newer than the start after it, whose log tells the time.
+    """
     measured = dict.fromkeys(like.draft["measurements"])
-    now = {"id": None, "observed_at": None, "source": "manual", "flags": {**like.draft["flags"], **flags}}
+    now = {"id": None, "observed_at": started_at, "source": "manual", "flags": {**like.draft["flags"], **flags}}
     return replace(like, draft={**like.draft, **now, "measurements": measured, "verifications": []})
 
 

@@ -28,6 +28,7 @@ import msgspec
 from kvyield._disk import reason_of, write_atomically
 from kvyield._errors import TuneError
 from kvyield._wire import Scalar
+from kvyield.processes import pids, variable_of
 from kvyield.sources import Source
 from kvyield.tune import commandline
 from kvyield.tune.launchers import Snapshot, State
@@ -324,7 +325,7 @@ def url_of(argv: Sequence[str], engine: str) -> str:
 
 def left_in(folder: Path) -> list[Engine]:
     """The engines that runs with this folder have started and that run now."""
-    return [one for pid in _pids() if (one := _left(pid, folder)) is not None]
+    return [one for pid in pids() if (one := _left(pid, folder)) is not None]
 
 
 def command_of(engine: Engine) -> Snapshot:
@@ -357,26 +358,15 @@ def _left(pid: int, folder: Path) -> Engine | None:
 
 
 def _mark_of(pid: int) -> Path | None:
-    with contextlib.suppress(OSError):
-        for variable in (PROC / str(pid) / "environ").read_bytes().split(b"\0"):
-            name, _, value = variable.partition(b"=")
-            if name == MARK.encode():
-                return Path(os.fsdecode(value))
-    return None
-
-
-def _pids() -> list[int]:
-    try:
-        return sorted(int(name) for name in os.listdir(PROC) if name.isdecimal())
-    except OSError:
-        return []
+    place = variable_of(pid, MARK)
+    return Path(place) if place is not None else None
 
 
 def _end_all(engine: Engine) -> None:
     """Ends what an engine left: its group, and workers in sessions of their own, which hold GPU memory."""
     if engine.poll() is None:
         engine.send(signal.SIGKILL, to_all=True)
-    for pid in _pids():
+    for pid in pids():
         if pid != os.getpid() and _mark_of(pid) == engine.folder:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

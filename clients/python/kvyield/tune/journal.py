@@ -38,6 +38,8 @@ class Good(msgspec.Struct, kw_only=True):
     """As the engine resolved them, of what is known to matter to memory."""
     verified_tokens: int | None = None
     concurrent: int = 1
+    startup_seconds: float | None = None
+    """What a start with these flags took, where that is known: it bounds the wait when they are put back."""
 
 
 class Intent(msgspec.Struct, kw_only=True):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from kvyield import _wire
-from kvyield._errors import IncompleteError, KvyieldError, ServiceError
+from kvyield._errors import IncompleteError, KvyieldError, NotAllowedError, ServiceError
 from kvyield.assemble import Assembled, verified_start
 from kvyield.delivery import Delivery, Spooled, spool_observations, spool_verification
 from kvyield.spool import Spool
@@ -39,6 +39,21 @@ class Ledger:
     spool: Spool
     say: Callable[[str], None]
     pace_of: Callable[[Client, UUID], Iterable[tuple[int, float]]]
+
+    def refusal(self, is_dry: bool) -> str | None:
+        """Why the service lets this token not do what ``tune`` needs; None when it does, or cannot be had now."""
+        needed = {"read"} if is_dry else {"ingest", "read"}
+        try:
+            with self.connect() as client:
+                roles = set(client.allowed_roles())
+        except NotAllowedError as error:
+            return str(error)
+        except KvyieldError:
+            return None  # what is measured waits in the spool
+        if "admin" in roles or needed <= roles:
+            return None
+        told, wanted = ", ".join(sorted(roles)) or "none", " and ".join(sorted(needed))
+        return f"the token has the roles {told}, and tune needs {wanted}"
 
     def post(self, start: Assembled) -> Row:
         """Brings a start to the ledger; what the service does not take now waits in the spool, and that is said.

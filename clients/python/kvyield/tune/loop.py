@@ -7,10 +7,10 @@ verification asked for, else those that ran before. Every step is in the journal
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 from uuid import UUID
 
 import msgspec
@@ -18,7 +18,7 @@ import msgspec
 from kvyield import _wire
 from kvyield._errors import IncompleteError, KvyieldError, TuneError
 from kvyield._wire import Scalar
-from kvyield.assemble import Assembled, verified_start
+from kvyield.assemble import FRACTION_FLAG, Assembled, verified_start
 from kvyield.tune import accounts, plan
 from kvyield.tune.journal import Good, Journal
 from kvyield.tune.launchers import Launcher
@@ -26,9 +26,6 @@ from kvyield.tune.ledger import Ledger, Row
 from kvyield.tune.plan import Desk, Goal, Result
 from kvyield.tune.starting import Look, Site, Starter
 from kvyield.tune.waiting import Memory, Pause, StoppedError, wait_until_idle
-
-if TYPE_CHECKING:
-    pass
 
 POLL_SECONDS = 0.2
 DEATH_SECONDS = 5.0
@@ -63,10 +60,10 @@ class Tune:
     _is_good: bool = field(default=True, init=False)
     """Whether what runs, or ran last, are the last good flags."""
     _failed: list[dict[str, Scalar]] = field(default_factory=list, init=False)
-    _round: plan.Round = field(default_factory=lambda: plan.Round(round=0), init=False)
-    _rounds: int = field(default=0, init=False)
-    _began: float = field(default_factory=time.monotonic, init=False)
-    _engine_seconds: float = field(default=0.0, init=False)
+    _rounds: plan.Rounds = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rounds = plan.Rounds(self.desk.record)
 
     def run(self) -> Result:
         """Works until the target is verified or it cannot go on; raises nothing but faults of kvyield itself."""
@@ -80,7 +77,7 @@ class Tune:
             result = self._given_up(str(error))
         except Exception as error:  # whatever it is, the engine must serve
             result = self._given_up(f"internal fault, {type(error).__name__}: {error}")
-        self._close(result)
+        self._end_round(result.end, result.reason)
         return result
 
     def undo(self) -> Result:
@@ -90,7 +87,7 @@ class Tune:
             if record.good is None or not record.before:
                 return Result("verified", "there is nothing to undo")
             if record.intent is None:
-                record.good = Good(snapshot=record.before)
+                record.good = Good(snapshot=record.before, startup_seconds=record.good.startup_seconds)
             if self.launcher.snapshot() == record.good.snapshot and record.intent is None:
                 self.journal.forget()
                 return Result("verified", "there is nothing to undo: the engine has the flags that it had before")
@@ -105,13 +102,13 @@ class Tune:
 
     def _run(self) -> Result:
         self._recover()
+        self._check_service()
         self._take(self._present())
         while True:
             self._check_alive()
             result = self._verified_first() or self._advised()
             if result is not None:
                 return result
-            self._next_round()
 
     # What runs
 
@@ -132,6 +129,14 @@ class Tune:
                 raise KvyieldError(f"the flags of a killed run are not put back: {why}")
             self._restore()
 
+    def _check_service(self) -> None:
+        """A token that is refused is told before an engine is started or asked; a child is started all the same."""
+        why = self.ledger.refusal(self.goal.is_dry)
+        if why is not None and not self.is_parent:
+            raise KvyieldError(f"{why}: nothing was changed")
+        if why is not None:
+            self.desk.say(f"{why}: the engine will serve, and nothing can be tuned")
+
     def _present(self) -> Assembled | None:
         """The start that runs, else the first one."""
         if self._row is not None:
@@ -145,41 +150,42 @@ class Tune:
             raise KvyieldError("no engine runs, and nothing is started with --dry-run")
         if not self.is_parent and (why := self._asked([f"the engine does not run: {self.launcher.name} is started"])):
             raise KvyieldError(f"the engine does not run, and it is not started: {why}")
-        self._note_before({})
+        self._note_before(None)
         self.journal.intend("start")
         self.memory.note_free(self.memory.now())
         return self._started(None)
 
     def _take(self, start: Assembled | None) -> None:
         """Makes a start that came up, or the first one that did not, a row, and its flags the last good ones."""
-        if self._row is not None:
-            return
         if start is None:
             raise KvyieldError("the engine did not come up with its own flags, and nothing can be learned from its log")
         self.launcher.learn(start.draft["engine"]["name"])
+        if self._row is not None:  # a killed run was put back
+            return
         if self.goal.is_dry:
             self._row = Row(start)
         else:
             self._post(start)
-        self._note_before(dict(start.draft["flags"]))
+        self._note_before(start)
         self._has_served = start.draft["outcome"] == "ready"
         if self.journal.record.intent is not None and start.draft["outcome"] == "ready":
             self.journal.settle()
 
-    def _note_before(self, flags: dict[str, Scalar]) -> None:
+    def _note_before(self, start: Assembled | None) -> None:
         record, now = self.journal.record, self.launcher.snapshot()
+        flags, seconds = (self._flags(start), _seconds_of(start)) if start is not None else ({}, None)
         if record.good is not None and record.good.snapshot == now and record.before:
-            record.good.flags = accounts.telling(flags) or record.good.flags
+            record.good.flags = flags or record.good.flags
+            record.good.startup_seconds = seconds or record.good.startup_seconds
             return
         record.before = now
-        record.good = Good(snapshot=now, flags=accounts.telling(flags))
+        record.good = Good(snapshot=now, flags=flags, startup_seconds=seconds)
 
     def _post(self, start: Assembled) -> Row:
         self._row = row = self.ledger.post(start)
         draft = start.draft
         measured = draft["measurements"]
-        self._round = msgspec.structs.replace(
-            self._round,
+        self._rounds.note(
             observation_id=row.id,
             flags=accounts.telling(draft["flags"]),
             outcome=draft["outcome"],
@@ -187,8 +193,7 @@ class Tune:
             free_at_ready_gib=measured["free_at_ready_gib"],
         )
         self.memory.note_before_load(measured["free_before_load_gib"])
-        if draft["outcome"] == "ready" and measured["startup_seconds"]:
-            self.starter.note_seconds(measured["startup_seconds"])
+        self.starter.note_seconds(_seconds_of(start))
         return row
 
     def _check_alive(self) -> None:
@@ -242,12 +247,12 @@ class Tune:
     def _verified(self) -> Result | None:
         row = self._row
         assert row is not None
-        with self._on_the_engine(), self.pause.interrupting():
+        with self._rounds.on_the_engine(), self.pause.interrupting():
             report = self.site.verify(self.ledger.pace(row), lambda result: self.ledger.add(row, result))
         self.pause.check()  # an engine that a signal ended was not ended by the prompt
         if report.results:
             found = cast("dict[str, Any]", msgspec.to_builtins(report.results[-1].verification))
-            self._round = msgspec.structs.replace(self._round, verification=found)
+            self._rounds.note(verification=found)
         if report.outcome is not None or self.launcher.state() != "running":
             self._died(row)
             return None
@@ -279,7 +284,7 @@ class Tune:
         self.desk.say(f"the engine crashed{where} ({end.draft['outcome']}) with {self._flags_text()}")
         self.ledger.end(row, end)
         self._failed.append(self._flags(row.start))
-        self._round = msgspec.structs.replace(self._round, outcome=end.draft["outcome"])
+        self._rounds.note(outcome=end.draft["outcome"])
         self._end_round("continue", "the engine crashed while it was verified")
         self._restore()
 
@@ -293,6 +298,7 @@ class Tune:
             flags=self._flags(row.start),
             verified_tokens=self.goal.tokens,
             concurrent=self.goal.concurrent,
+            startup_seconds=_seconds_of(row.start),
         )
         self._is_good = self._has_served = True
         self.journal.settle()
@@ -304,7 +310,7 @@ class Tune:
         row = self._row
         assert row is not None
         advice = self._advice(row)
-        self._round = msgspec.structs.replace(self._round, advice=plan.advised(advice))
+        self._rounds.note(advice=plan.advised(advice))
         refusal = self._refusal(row, advice)
         if refusal is not None:
             return self._back(refusal)
@@ -362,7 +368,7 @@ class Tune:
             restart=self.restarts + 1,
             at_most=self.goal.max_restarts,
         )
-        with self._on_the_engine():  # a person's time is not this command's
+        with self._rounds.on_the_engine():  # a person's time is not this command's
             if (why := self._asked(told)) is not None:
                 return why
             return self._busy()
@@ -396,7 +402,7 @@ class Tune:
         flags = {one.flag: cast("Scalar", one.to_value) for one in advice.changes}
         tried = {**self._flags(row.start), **flags}
         self._end_round("continue", "restarted with other flags")
-        self._next_round(is_new=True)
+        self._rounds.begin()
         self._apply(flags)
         self._is_good = False
         self.restarts += 1
@@ -428,7 +434,7 @@ class Tune:
             start = replace(
                 accounts.ended(before.start, "failed", "unknown", words or "the engine did not come up"), sources={}
             )
-            start = accounts.unread(start, tried)
+            start = accounts.unread(start, tried, self.starter.started_at)
         if self.memory.is_held and start.draft["outcome"] != "ready":
             start = accounts.no_evidence(start)
         wrong = plan.ignored(flags, start.draft["flags"]) if start.draft["outcome"] == "ready" else []
@@ -443,7 +449,7 @@ class Tune:
             self._restore()
 
     def _started(self, recommendation_id: UUID | None, advice: _wire.Recommendation | None = None) -> Assembled | None:
-        with self._on_the_engine():
+        with self._rounds.on_the_engine():
             start = self.starter.start(recommendation_id, advice)
         self.pause.check()  # what a signal ended did not fail
         return start
@@ -462,7 +468,7 @@ class Tune:
         """Brings the last good flags to serve. Raises `_NotRestoredError`; signals do not interrupt it."""
         good = self.journal.record.good
         assert good is not None
-        self._next_round(is_new=True)
+        self._rounds.begin()
         self.desk.say(f"putting back {self.good_text()}")
         if not self._has_served:
             self.launcher.restore(good.snapshot)
@@ -471,6 +477,7 @@ class Tune:
             now = "does not run now" if has_ended else "is not ended: only its own command can do that"
             self.desk.say(f"the engine did not run before, and {now}")
             return
+        self.starter.note_seconds(good.startup_seconds)
         self.pause.is_shielded = not self.is_parent
         try:
             self._intend_restore()
@@ -513,16 +520,20 @@ class Tune:
         if accounts.is_dead(start):
             failure = start.draft["failure"] or {}
             return failure.get("message") or str(start.draft["outcome"])
+        fraction = FRACTION_FLAG[start.draft["engine"]["name"]]
+        meant = {fraction: good.flags[fraction]} if fraction in good.flags else {}
+        if wrong := plan.ignored(meant, start.draft["flags"]):
+            return f"another engine serves: {wrong[0]}"
         good.flags = good.flags or self._flags(start)
         return None
 
     def _given_up(self, reason: str) -> Result:
         """After an error: the last good flags serve before it is told."""
-        self.desk.say(reason)
         try:
             if self.is_parent and self._is_good and self.launcher.state() != "running":
                 return Result("ended", reason)
             if not self._is_good:
+                self.desk.say(reason)
                 self._end_round("continue", reason)
                 self._restore()
         except _NotRestoredError as error:
@@ -538,9 +549,9 @@ class Tune:
             with suppress(TuneError):  # nothing runs: the next run begins with the last good flags
                 self.journal.settle()
             return Result("ended", "stopped by a signal")
-        self.desk.say("stopped by a signal")
         try:
             if not self._is_good:
+                self.desk.say("stopped by a signal")
                 with suppress(StoppedError):
                     self._restore()
         except _NotRestoredError as error:
@@ -549,38 +560,9 @@ class Tune:
 
     # Tell
 
-    def _next_round(self, *, is_new: bool = False) -> None:
-        """A round is one start and what was decided on it."""
-        if is_new:
-            self._rounds += 1
-            self._round = plan.Round(round=self._rounds)
-
     def _end_round(self, result: str, reason: str | None) -> None:
-        good, now = self.journal.record.good, time.monotonic()
-        seconds = now - self._began
-        whole = msgspec.structs.replace(
-            self._round,
-            result=result,
-            reason=reason,
-            restarts=self.restarts,
-            good_flags=dict(good.flags) if good else {},
-            seconds=round(seconds, 3),
-            overhead_seconds=round(max(seconds - self._engine_seconds, 0.0), 3),
-        )
-        self._began, self._engine_seconds = now, 0.0
-        self.desk.record(whole)
-
-    def _close(self, result: Result) -> None:
-        self._end_round(result.end, result.reason)
-
-    @contextmanager
-    def _on_the_engine(self) -> Iterator[None]:
-        """Time that is the engine's, or a person's."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self._engine_seconds += time.monotonic() - began
+        good = self.journal.record.good
+        self._rounds.end(result, reason, restarts=self.restarts, good_flags=good.flags if good else {})
 
     def _flags(self, start: Assembled) -> dict[str, Scalar]:
         return accounts.telling(start.draft["flags"])
@@ -593,8 +575,14 @@ class Tune:
         """The last good flags in words."""
         good = self.journal.record.good
         if good is None:
-            return "no flags"
+            return "those of the command line"
         return plan.flags_text(good.flags) if good.flags else "what was there before"
 
     def _has_failed(self, start: Assembled) -> bool:
         return any(accounts.same_flags(self._flags(start), failed) for failed in self._failed)
+
+
+def _seconds_of(start: Assembled) -> float | None:
+    """What a start that came up took; None where its log does not tell."""
+    seconds: float | None = start.draft["measurements"]["startup_seconds"]
+    return seconds if start.draft["outcome"] == "ready" else None

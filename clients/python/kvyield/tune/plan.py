@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 from uuid import UUID
@@ -67,6 +69,49 @@ class Round(msgspec.Struct, kw_only=True):
     good_flags: dict[str, Any] = msgspec.field(default_factory=dict)
     seconds: float = 0.0
     overhead_seconds: float = 0.0
+
+
+@dataclass
+class Rounds:
+    """The rounds of one run: a round is one start and what was decided on it."""
+
+    record: Callable[[Round], None]
+    present: Round = field(default_factory=lambda: Round(round=0), init=False)
+    _began: float = field(default_factory=time.monotonic, init=False)
+    _engine_seconds: float = field(default=0.0, init=False)
+
+    def begin(self) -> None:
+        """Begins the next round."""
+        self.present = Round(round=self.present.round + 1)
+
+    def note(self, **known: Any) -> None:
+        """Adds what is known of the present round, by the fields of `Round`."""
+        self.present = msgspec.structs.replace(self.present, **known)
+
+    def end(self, result: str, reason: str | None, *, restarts: int, good_flags: Mapping[str, Any]) -> None:
+        """Records the present round with its times."""
+        now = time.monotonic()
+        seconds = now - self._began
+        whole = msgspec.structs.replace(
+            self.present,
+            result=result,
+            reason=reason,
+            restarts=restarts,
+            good_flags=dict(good_flags),
+            seconds=round(seconds, 3),
+            overhead_seconds=round(max(seconds - self._engine_seconds, 0.0), 3),
+        )
+        self._began, self._engine_seconds = now, 0.0
+        self.record(whole)
+
+    @contextmanager
+    def on_the_engine(self) -> Iterator[None]:
+        """Time that is the engine's, or a person's: no overhead."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._engine_seconds += time.monotonic() - began
 
 
 def advised(advice: _wire.Recommendation) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Protocol
 from uuid import UUID
 
@@ -88,7 +89,9 @@ class Starter:
     seconds: float | None = None
     """A bound that a person gave."""
     longest_seconds: float | None = field(default=None, init=False)
-    """What the slowest start of this run took."""
+    """What the slowest start of this run, or an earlier start with the last good flags, took."""
+    started_at: datetime | None = field(default=None, init=False)
+    """When the last start was made, to the second as engines' own stamps are: the time of one that logs none."""
 
     def start(self, recommendation_id: UUID | None, advice: _wire.Recommendation | None = None) -> Assembled | None:
         """Ends the engine, waits for its memory, starts it anew and waits until it is ready or has failed.
@@ -102,15 +105,17 @@ class Starter:
             self.memory.wait()
         self.pause.check()
         self.site.mark()
+        self.started_at = datetime.now(timezone.utc).replace(microsecond=0)
         self.launcher.restart()
         start = self._awaited(recommendation_id, self._bound(advice))
         if start is not None and self.memory.is_less(start.draft["measurements"]["free_before_load_gib"]):
             self.memory.is_held = True
         return start
 
-    def note_seconds(self, seconds: float) -> None:
-        """Takes what a start took."""
-        self.longest_seconds = max(seconds, self.longest_seconds or 0.0)
+    def note_seconds(self, seconds: float | None) -> None:
+        """Takes what a start took; None changes nothing."""
+        if seconds is not None:
+            self.longest_seconds = max(seconds, self.longest_seconds or 0.0)
 
     def _bound(self, advice: _wire.Recommendation | None) -> float:
         """Seconds that a start may take, from the pair's start-up times."""

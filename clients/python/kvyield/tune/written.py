@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import tempfile
@@ -24,7 +25,7 @@ from urllib.parse import urlsplit
 from kvyield._disk import reason_of, remove_file, replace_file
 from kvyield._errors import TuneError
 from kvyield._wire import Scalar
-from kvyield.processes import engine_on
+from kvyield.processes import engine_on, pids, variable_of
 from kvyield.sources import Source
 from kvyield.tune import commandline, composefile, unitfile
 from kvyield.tune.launchers import Snapshot, State
@@ -35,6 +36,11 @@ Form = Literal["args", "systemd", "compose"]
 VARIABLE = "KVYIELD_FLAGS"
 """What the drop-in of ``kvyield recommend --format systemd`` sets, and an ``ExecStart=`` of the user's own reads."""
 COMMAND_SECONDS = 600.0
+POLL_SECONDS = 0.1
+MARK = "KVYIELD_TUNE_RESTART"
+_SHELL = f'unset {MARK}; /bin/sh -c "$1"; exit $?'
+"""Runs the restart command beneath a shell that alone keeps the mark: neither the command nor the engine that it starts
+has it. ``exit`` keeps the shell from replacing itself by the command."""
 LARGEST_BYTES = 1 << 20
 _OPERATOR = re.compile(r"[^\s'\"\\$`]*[|&;<>]|`")
 """Unquoted, at the beginning of a word or after plain characters."""
@@ -105,14 +111,18 @@ class Written:
     def restart(self) -> None:
         """Runs the restart command, which must return once the engine is being started.
 
+        One that a killed run has left is waited for first: two at once may start two engines.
+
         Raises:
             TuneError: its status is not 0, or it does not return in time; with its own last words.
         """
         self._pid, self._is_started = None, False
+        self._await_left()
         with tempfile.TemporaryFile() as output:  # a pipe would stay open in an engine that the command leaves behind
             try:
                 process = subprocess.Popen(  # noqa: S603  # the user's own command
-                    ["/bin/sh", "-c", self.restart_command],
+                    ["/bin/sh", "-c", _SHELL, "sh", self.restart_command],
+                    env={**os.environ, MARK: self.key},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=output,
@@ -176,6 +186,16 @@ class Written:
     def log_source(self) -> Source | None:
         """None: a file with flags does not tell where the engine logs."""
         return None
+
+    def _await_left(self) -> None:
+        """Waits for the restart commands of killed runs; ends those that do not return in time, as `restart` does."""
+        ends = time.monotonic() + self.command_seconds
+        while left := [pid for pid in pids() if variable_of(pid, MARK) == self.key]:
+            if time.monotonic() >= ends:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(pid, signal.SIGKILL)
+            time.sleep(POLL_SECONDS)
 
     def _port(self) -> int | None:
         with contextlib.suppress(ValueError):
@@ -310,8 +330,8 @@ def _waited(process: subprocess.Popen[bytes], seconds: float) -> int | None:
         return process.wait(timeout=seconds)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, 15)
+            os.killpg(process.pid, signal.SIGTERM)
             time.sleep(1.0)
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         return None
