@@ -44,7 +44,7 @@ log = structlog.get_logger("kvyield.problems")
 
 
 class UnsupportedMediaError(KvyieldError):
-    """The body is not said to be JSON."""
+    """The `Content-Type` is not JSON."""
 
     code: ClassVar[str] = "unsupported_media_type"
     title: ClassVar[str] = "Unsupported media type"

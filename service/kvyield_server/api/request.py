@@ -71,7 +71,7 @@ async def check_head(request: Request[Any, Any, Any]) -> None:
 
     Raises:
         InvalidError: it has parameters, and the handler asks for none.
-        UnsupportedMediaError: the body is not said to be JSON, or is compressed.
+        UnsupportedMediaError: the Content-Type is not JSON, or the body is compressed.
     """
     handler = request.route_handler
     if "parameters" not in handler.parsed_fn_signature.parameters:

@@ -147,7 +147,7 @@ class MeasurementsIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
 
 
 class FailureIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """How a start failed, with the figures that the engine's own words hold.
+    """How a start failed, with the figures in the engine's own message.
 
     Attributes:
         phase: Where in its life the start failed.
@@ -191,7 +191,7 @@ class VerificationIn(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_
         answer_received: Text that the engine answered with.
         lowest_free_gib: Lowest free memory of any GPU while the prompt ran, in GiB.
         free_before_gib: Free memory of the fullest GPU just before the prompt, in GiB.
-        concurrent: Number of such prompts that were sent at once.
+        concurrent: Number of such prompts that were sent at the same time.
         memory_samples: Number of times that free memory was read while the prompt ran.
         error: What the engine or the connection said, where the prompt failed.
         answer: Whether the answer was right.
@@ -331,7 +331,7 @@ class ModelOut(Struct, frozen=True, kw_only=True):
 
 
 class ObservationOut(Struct, frozen=True, kw_only=True):
-    """One engine start, as kept: what was posted, and what the service added.
+    """One engine start, as stored: what was posted, and what the service added.
 
     Attributes:
         id: UUID of the start.

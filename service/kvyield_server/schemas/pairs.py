@@ -94,7 +94,7 @@ class FitOut(Struct, frozen=True, kw_only=True):
         deployment: Label of the deployment for people: engine, version, layout and KV dtype.
         deployment_id: Id of the deployment, the same for the same facts.
         engine: The engine.
-        engine_version: Version of the engine; null when no start said.
+        engine_version: Version of the engine; null when no start names it.
         parameters: Fitted parameters by name with unit, such as `slope_tokens_per_fraction`; null without evidence.
         basis: The evidence that the fit was made from.
         evidence: Each start of the deployment and how it was used.
@@ -176,7 +176,7 @@ class CurveOut(Struct, frozen=True, kw_only=True):
         deployment_id: Id of the deployment.
         engine: The engine.
         fraction_flag: Name of the engine's fraction flag.
-        flags: The other flags, which are held while the fraction moves.
+        flags: The other flags, which stay the same while the fraction changes.
         points: Predictions along the fraction, ascending.
         starts: The deployment's starts.
         warnings: What to know before the curve is used.

@@ -22,13 +22,13 @@ class FaultOut(Struct, frozen=True, kw_only=True):
 
 
 class MatchOut(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A pair that a request may have meant; where a list is asked for one GPU model or one model, its name alone.
+    """A pair that matches a request; where a list is asked for one GPU model or one model, its name alone.
 
     Attributes:
         pair_id: UUID of the pair, to be sent instead of its names.
-        gpu: GPU model of the pair, or a GPU model that may be meant.
+        gpu: GPU model of the pair, or a GPU model that matches.
         gpu_count: Number of GPUs of the pair.
-        model: Name of the model of the pair, or of a model that may be meant.
+        model: Name of the model of the pair, or of a model that matches.
     """
 
     pair_id: UUID | None = None
@@ -49,7 +49,7 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
         request_id: Id of the request, which is in the service's log too.
         errors: Each thing that is wrong with the input; empty when something else is wrong.
         nearest: Names that come close to one that was not found.
-        matches: The pairs that the request may have meant, when it names several.
+        matches: The pairs that match the request, when there are several.
     """
 
     type: str

@@ -45,13 +45,13 @@ class QuestionIn(NamedIn, forbid_unknown_fields=True, kw_only=True):
 
     Attributes:
         target_tokens: Longest prompt that the engine must serve, in tokens.
-        reply_tokens: Tokens of the reply that the pool must hold beside the prompt.
+        reply_tokens: Tokens of the reply that the pool must hold with the prompt.
         concurrent: Number of such requests that the pool must hold at once.
         confidence: Probability that the pool, and that the memory, must each reach.
         prompt_need_gib: Memory that a prompt takes at its peak, in GiB, instead of the yield model's own prompt need.
-        max_running_requests: Value to hold the engine's limit of running requests at.
-        kv_cache_dtype: Type of the KV cache to hold, one that the engine takes, such as `fp8_e4m3`.
-        chunked_prefill_size: Tokens of a prefill chunk to hold; -1 turns chunks off.
+        max_running_requests: Value at which to fix the engine's limit of running requests.
+        kv_cache_dtype: Type of the KV cache to fix, one that the engine takes, such as `fp8_e4m3`.
+        chunked_prefill_size: Tokens of a prefill chunk to fix; -1 turns chunks off.
         prefer: Which fraction to advise of those that answer the question.
     """
 
@@ -133,7 +133,7 @@ class AdvicePredictionOut(Struct, frozen=True, kw_only=True):
 
 
 class ProbabilityOut(Struct, frozen=True, kw_only=True):
-    """Probabilities, 0 to 1; null where no evidence tells.
+    """Probabilities, 0 to 1; null where there is no evidence.
 
     Attributes:
         pool: Probability that the pool holds the target.
@@ -222,15 +222,15 @@ class AdviceOut(Struct, frozen=True, kw_only=True):
 
 
 class QuestionOut(Struct, frozen=True, kw_only=True):
-    """A question as it was asked; null is not said.
+    """A question as it was asked; null where a field was not given.
 
     Attributes:
         target_tokens: Longest prompt that the engine must serve, in tokens.
-        reply_tokens: Tokens of the reply that the pool must hold beside the prompt.
+        reply_tokens: Tokens of the reply that the pool must hold with the prompt.
         concurrent: Number of such requests that the pool must hold at once.
         confidence: Probability that the pool, and that the memory, must each reach.
         prompt_need_gib: Memory that a prompt takes at its peak, in GiB.
-        flags: Flags that were to be held.
+        flags: Flags that the question fixed.
         engine_version: Version that was to be started.
         prefer: Which fraction to advise of those that answer the question.
     """

@@ -25,7 +25,7 @@ class NamedIn(Struct, forbid_unknown_fields=True, kw_only=True):
         gpu: GPU model of the pair; case, spaces, punctuation and vendor prefixes do not matter.
         gpu_count: Number of GPUs of the pair.
         model: Name of the model of the pair; case, spaces, punctuation and vendor prefixes do not matter.
-        engine: The engine; beside `pair_id` that of the newest start when absent.
+        engine: The engine; with `pair_id`, by default that of the newest start.
         engine_version: Version that will be started; its deployment is taken where there is one.
         like: A start whose deployment to ask about; else that of the newest start that agrees with the flags given.
     """

@@ -70,8 +70,8 @@ def _systemd(advice: Advice) -> str:
         _status_comment(advice)
         + _comments(
             f"Drop-in: /etc/systemd/system/{unit}.service.d/50-kvyield.conf, then systemctl daemon-reload and restart.",
-            f"Merge once: copy ExecStart from `systemctl cat {unit}.service` to where it stands below, take out of it "
-            f"{_named(advice)}, and end it with $KVYIELD_FLAGS. The empty ExecStart= resets the unit's own.",
+            f"Merge once: replace the ExecStart= below by that of `systemctl cat {unit}.service`, remove "
+            f"{_named(advice)} from it, and end it with $KVYIELD_FLAGS. The empty ExecStart= clears the unit's own.",
         )
         + f'[Service]\nEnvironment="KVYIELD_FLAGS={value}"\n'
         + f"# ExecStart=\n# ExecStart={program} $KVYIELD_FLAGS\n"
@@ -92,7 +92,8 @@ def _compose(advice: Advice) -> str:
     return (
         _status_comment(advice)
         + _comments(
-            f"Merge: a command replaces the service's own whole; keep your other flags in it, replace {_named(advice)}."
+            "Merge: this command replaces the whole command of the service. Keep your other flags in it; replace "
+            f"{_named(advice)}."
         )
         + f"services:\n  {advice.engine.value}:\n    command:\n{_listed(words, 6)}"
     )
@@ -107,8 +108,8 @@ def _kubernetes(advice: Advice) -> str:
         _status_comment(advice)
         + _comments(
             f"kubectl patch deployment {name} --type strategic --patch-file FILE",
-            f"Merge: args replace the container's own whole; keep your other flags in them, replace {_named(advice)}. "
-            "Containers are matched by name.",
+            "Merge: these args replace all args of the container. Keep your other flags in them; replace "
+            f"{_named(advice)}. Containers are matched by name.",
         )
         + f"apiVersion: apps/v1\nkind: Deployment\nmetadata:\n  name: {name}\nspec:\n  template:\n    spec:\n"
         + f"      containers:\n        - name: {name}\n          args:\n{_listed(words, 12)}"

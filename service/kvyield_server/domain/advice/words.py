@@ -117,7 +117,7 @@ def lack(case: Case, contradiction: str | None) -> str:
         )
     if "confounded" in labels:
         return (
-            "The starts posted differ in more than the fraction, so no line can be drawn through them. "
+            "The starts posted contradict one another, so no line can be drawn through them. "
             f"Post two starts of this deployment that differ in {flag} alone."
         )
     if "capped" in labels:

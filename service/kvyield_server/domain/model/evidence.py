@@ -258,8 +258,8 @@ def mark_blocked(found: Sequence[Evidence]) -> tuple[tuple[Evidence, ...], list[
     if found and marked[-1] is not found[-1]:
         what = "was refused" if found[-1].start.outcome is Outcome.REFUSED else "ran out of memory"
         detail = (
-            f"The newest start {what} where the same flags came up, or with much less free than the GPU has: see what "
-            "else holds it; most often an engine that has not ended."
+            f"The newest start {what} where the same flags came up, or with much less free than the GPU has: check "
+            "what else uses it; most often an engine that has not ended."
         )
         cautions.append(Caution(code="memory_held_elsewhere", detail=detail))
     return tuple(marked), cautions

@@ -91,7 +91,7 @@ UNIFIED = Caution(
 )
 NEIGHBOUR = Caution(
     code="neighbour",
-    detail="Something else held memory of the GPU during a start; figures were rebased on what was free then.",
+    detail="Another process held GPU memory during a start; its figures were rebased on what was free then.",
 )
 UNUSABLE = Caution(
     code="unusable_figures",
