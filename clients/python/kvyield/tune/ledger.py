@@ -41,7 +41,7 @@ class Ledger:
     pace_of: Callable[[Client, UUID], Iterable[tuple[int, float]]]
 
     def refusal(self, is_dry: bool) -> str | None:
-        """Why the service lets this token not do what ``tune`` needs; None when it does, or cannot be had now."""
+        """Why the service lets this token not do what ``tune`` needs; None when it does, or cannot be reached now."""
         needed = {"read"} if is_dry else {"ingest", "read"}
         try:
             with self.connect() as client:
