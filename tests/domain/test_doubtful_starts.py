@@ -270,6 +270,74 @@ def test_no_fraction_above_what_runs_has_more_room_than_was_measured_there(
     assert not is_above or (advice.probability.memory or 0.0) <= measured + 0.001
 
 
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+@pytest.mark.parametrize("prefer", ["pool", "headroom"])
+@pytest.mark.parametrize(
+    "pools", [(300_000, 200_000, 400_000), (344_000, 344_000, 172_000), (500_000, 344_000, 200_000)]
+)
+@pytest.mark.parametrize("free", [None, 16.0])
+def test_starts_that_contradict_one_another_make_no_restart_ok(
+    name: EngineName, prefer: str, pools: tuple[int, ...], free: float | None
+) -> None:
+    """Other pools at the very same flags: what runs is kept by its own figures, anything else is at risk, in words."""
+    starts = [qwen(number, 0.8, pool, free, on=name) for number, pool in enumerate(pools)]
+    advice = advise(starts, 100_000, prefer=prefer)
+    assert advice.status is Status.AT_RISK or not advice.changes
+    if advice.changes:
+        assert "contradict one another" in advice.headline.text
+    assert is_kept(advise(starts, 100_000), 0.8)
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+@pytest.mark.parametrize("odd", [0.085, 0.0085, 0.05])
+@pytest.mark.parametrize("is_newest", [False, True])
+def test_a_mistyped_fraction_beside_a_sound_one_moves_nothing(name: EngineName, odd: float, is_newest: bool) -> None:
+    """The line is the sound start's, whichever came first, and the other is named."""
+    sound = qwen(5, 0.85, 373_000, 9.0, on=name)
+    starts = [sound, qwen(9 if is_newest else 1, odd, 375_000, 9.0, on=name)]
+    flag = "mem_fraction_static" if name is EngineName.SGLANG else "gpu_memory_utilization"
+    alone, beside = (predict(each, {flag: 0.7}).pool_tokens for each in ([sound], starts))
+    assert alone is not None
+    assert beside is not None
+    assert beside.median == pytest.approx(alone.median, rel=0.001)
+    advice = advise(starts, 200_000, prefer="headroom")
+    assert "mistyped" in words(advice)
+    assert not is_newest or advice.status is not Status.OK
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+@pytest.mark.parametrize("died", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("prefer", ["keep", "pool", "headroom"])
+def test_a_later_death_below_a_start_that_came_up_does_not_undo_it(name: EngineName, died: float, prefer: str) -> None:
+    """No fraction below the death holds the target: the start that came up and held it is kept, at risk."""
+    good = qwen(0, 0.9, 400_000, 8.0, on=name)
+    advice = advise([good, qwen(1, died, on=name, outcome="oom_startup")], 130_000, concurrent=2, prefer=prefer)
+    assert (advice.status, is_kept(advice, 0.9)) == (Status.AT_RISK, True)
+    assert f"ran out of memory at {died:g}" in advice.headline.text
+    assert "what else uses the GPU" in advice.headline.text
+    serving = qwen(1, died, 100_000, on=name, outcome="oom_runtime")
+    assert not is_kept(advise([good, serving], 130_000, concurrent=2, prefer=prefer), 0.9)
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+def test_a_limit_printed_at_other_flags_does_not_bind_a_start_that_held_the_target(name: EngineName) -> None:
+    """Rule 1: its own pool, context length and printed limit answer for it; at flags that printed a limit it binds."""
+    held = qwen(0, 0.9, 400_000, 8.0, on=name)
+    short = qwen(1, 0.5, 20_000, 40.0, on=name, longest_prompt_tokens=18_425)
+    assert advise([held, short], 120_000).status in (Status.OK, Status.AT_RISK)
+    assert advised_fraction(advise([held, short], 120_000)) == 0.9
+    same = qwen(2, 0.9, 400_000, 8.0, on=name, longest_prompt_tokens=18_425)
+    bound = advise([held, same], 120_000)
+    assert (bound.status, bound.binding_constraint) == (Status.INFEASIBLE, "input_limit")
+    unsaid = advise([same, qwen(3, 0.9, 400_000, 8.0, on=name)], 120_000)
+    assert (unsaid.status, unsaid.binding_constraint) == (Status.INFEASIBLE, "input_limit")
+
+
+@pytest.mark.parametrize("free", [0.0, 5e-324, 1e-300])
+def test_hardly_any_free_memory_is_no_crash(free: float) -> None:
+    assert advise([qwen(1, 0.9, 400_000, free)], 100_000).status in Status
+
+
 # Counts of blocks
 
 

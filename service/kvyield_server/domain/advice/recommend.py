@@ -37,8 +37,9 @@ from kvyield_server.domain.answers import (
     Window,
 )
 from kvyield_server.domain.engines.registry import positive
-from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, Observation, Scalar
+from kvyield_server.domain.facts.observation import NO_MEMORY_FLAGS, Observation, Outcome, Scalar
 from kvyield_server.domain.facts.scalars import first_given
+from kvyield_server.domain.model.evidence import Label, differing_flags
 from kvyield_server.domain.model.interface import YieldModel
 from kvyield_server.domain.model.pool import LEAST_FRACTION
 
@@ -77,6 +78,11 @@ def recommend(model: YieldModel, question: Question) -> Advice:
         if holder is not None:
             kept_runs = holder is kept and _is_running(model, holder)  # another version's flags are for a restart
             return _answer(case, _Decision(choice=holder, is_kept=kept_runs, is_doubtful=True, first=first))
+        outlived = _contradicted_holder(case) if choice is not None and choice.binding == "out_of_memory" else None
+        if outlived is not None:
+            first = first or words.check_gpu()
+            kept_runs = _is_running(model, outlived)
+            return _answer(case, _Decision(choice=outlived, is_kept=kept_runs, is_doubtful=True, first=first))
         limited = None if choice is not None or case.runs is None else as_it_runs(case, case.runs)
         limited = None if limited is None else _bound_by_its_death(case, limited)
         if limited is not None and limited.binding is not None:
@@ -147,10 +153,22 @@ def _older_holder(case: Case) -> Choice | None:
 _MOST_HOLDERS = 32
 
 
-def _held_by(case: Case, start: Observation) -> Choice | None:
+def _contradicted_holder(case: Case) -> Choice | None:
+    """Return what runs where it holds the target and a later start died no higher: either start may be the odd one.
+
+    A death while it served is no contradiction of a start that came up.
+    """
+    runs = case.runs
+    choice = None if runs is None else _held_by(case, runs, but_for_deaths=True)
+    death = None if choice is None else choice.option.death
+    is_later = runs is not None and death is not None and death.observed_at >= runs.observed_at
+    return choice if is_later and death is not None and death.outcome is Outcome.OOM_STARTUP else None
+
+
+def _held_by(case: Case, start: Observation, *, but_for_deaths: bool = False) -> Choice | None:
     """Return a start's own flags as a choice where it ran with all that is asked, admits the request and holds it.
 
-    Its measured pool counts, and a death that rules out its fraction forbids it.
+    Its measured pool counts, and a death that rules out its fraction forbids it, unless deaths are left out.
     """
     question, flags = case.question, start.flags
     if start.fraction is None or any(flags.get(key, ...) != value for key, value in case.held.items()):
@@ -162,12 +180,27 @@ def _held_by(case: Case, start: Observation) -> Choice | None:
         limit is not None and limit < question.target_tokens
     ):
         return None
-    choice = as_it_runs(case, start)
-    if choice is None or choice.binding is not None or not choice.option.is_allowed[0]:
+    choice = _at_its_own_limit(case, start, as_it_runs(case, start))
+    if choice is None or choice.binding is not None or not (but_for_deaths or choice.option.is_allowed[0]):
         return None
     measured = choice.measured.pool_tokens if choice.measured is not None else start.measurements.pool_tokens
     needed = pool_needed(case.engine, question, ranks_of(flags), case.model.page_tokens)
     return choice if measured is not None and measured >= needed and choice.holds == 1.0 else None
+
+
+def _at_its_own_limit(case: Case, start: Observation, choice: Choice | None) -> Choice | None:
+    """Return a start's own flags as a choice, bound by an input limit only where these very flags printed one."""
+    if choice is None or choice.binding != "input_limit":
+        return choice
+    alike = (
+        other
+        for other in reversed(case.model.starts)
+        if other.came_up and other.fraction == start.fraction and not differing_flags(other.flags, start.flags)
+    )
+    printed = (other.measurements.longest_prompt_tokens for other in alike)
+    limit = next((tokens for tokens in printed if tokens is not None), None)
+    is_admitted = limit is None or limit >= case.question.target_tokens
+    return replace(choice, binding=None) if is_admitted else choice
 
 
 def _bound_by_its_death(case: Case, choice: Choice) -> Choice:
@@ -211,6 +244,7 @@ def _status(case: Case, decision: _Decision) -> Status:
     labels = case.model.summary.labels
     is_sure = choice.is_met and choice.unserved is None and not decision.is_doubtful and not case.is_other_version
     is_sure &= case.model.failed(choice.flags) is None
+    is_sure &= decision.is_kept or Label.CONFOUNDED not in labels  # what contradicts itself is no reason for a restart
     return Status.OK if is_sure and "drift" not in labels and case.model.drifted is None else Status.AT_RISK
 
 

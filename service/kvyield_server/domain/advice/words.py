@@ -11,6 +11,7 @@ from kvyield_server.domain.advice.render import command_line, flag_words
 from kvyield_server.domain.answers import Advice, Basis, Headline, HeadlineCode, Status, percent
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Flags
+from kvyield_server.domain.model.evidence import Label
 from kvyield_server.domain.model.interface import Need
 
 MOST_NAMED = 8
@@ -333,22 +334,32 @@ def _line(case: Case, choice: Choice | None, answer: Advice, code: HeadlineCode)
 
 def _risk(case: Case, choice: Choice) -> str:
     """Return in a clause what makes an answer at risk."""
+    return next(_risks(case, choice))
+
+
+def _risks(case: Case, choice: Choice) -> Iterator[str]:
+    """Yield what makes an answer at risk, the weightiest first."""
     if choice.unserved is not None:
-        return f"a prompt of {choice.unserved.prompt_tokens:,} tokens failed under these or lighter flags"
+        yield f"a prompt of {choice.unserved.prompt_tokens:,} tokens failed under these or lighter flags"
     failed = case.model.failed(choice.flags)
     if failed is not None:
-        return (
+        yield (
             "the newest start under these flags ran out of memory, part of which other processes held"
             if failed.came_up
             else "no start under these flags has come up"
         )
+    death = choice.option.death
+    if death is not None and not choice.option.is_allowed[choice.index]:
+        yield f"a later start ran out of memory at {death.fraction:g}, although this one came up"
+    if choice.measured is None and Label.CONFOUNDED in case.model.summary.labels:
+        yield "the starts contradict one another"
     if choice.survives is None:
-        return "free memory at ready was never measured"
+        yield "free memory at ready was never measured"
     if choice.holds < case.question.confidence:
-        return f"probability {percent(choice.holds)} that the pool holds it"
-    if choice.survives < case.question.confidence:
-        return f"probability {percent(choice.survives)} that a prompt of {case.question.target_tokens:,} tokens fits"
-    return "the evidence is of another version or no longer certain"
+        yield f"probability {percent(choice.holds)} that the pool holds it"
+    if choice.survives is not None and choice.survives < case.question.confidence:
+        yield f"probability {percent(choice.survives)} that a prompt of {case.question.target_tokens:,} tokens fits"
+    yield "the evidence is of another version or no longer certain"
 
 
 def verify_first(case: Case, seconds: float | None) -> str:
@@ -356,6 +367,11 @@ def verify_first(case: Case, seconds: float | None) -> str:
     lasting = f" (about {seconds:.0f} s)" if seconds else ""
     target = case.question.target_tokens
     return f"Verify what runs first: its pool holds the target; send a prompt of {target:,} tokens{lasting}."
+
+
+def check_gpu() -> str:
+    """Return the sentence that comes before any advice where a later start died no higher than one that came up."""
+    return "Check what else uses the GPU before anything else."
 
 
 def look_first(fraction: float | None) -> str:

@@ -84,7 +84,8 @@ class PromptNeed:
 
     def at_most(self, gib: float) -> float:
         """Return P(need <= gib)."""
-        return float(ndtr(log(gib / self.median_gib) / self.log_sd)) if gib > 0.0 else 0.0
+        share = gib / self.median_gib
+        return float(ndtr(log(share) / self.log_sd)) if share > 0.0 else 0.0
 
     def quantile(self, probability: float) -> float:
         """Return the GiB that the need stays under with ``probability`` (0 < probability < 1)."""

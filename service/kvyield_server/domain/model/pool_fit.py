@@ -101,7 +101,8 @@ def fit_pool(
     running: Observation | None = None,
 ) -> PoolFit:
     """Fit the line of one deployment to its own starts as classified, oldest first."""
-    evidence, blocked = mark_blocked(mark_equal_pools(found))
+    evidence, mistyped = _without_mistyped(mark_equal_pools(found), setting, knowledge, running)
+    evidence, blocked = mark_blocked(evidence)
     prior = knowledge.line
     if lent is not None:
         crossings = (*prior.crossings, *lent.crossings)
@@ -140,7 +141,7 @@ def fit_pool(
     more = _disagreement(line, used, prior.base) if not is_unified else None
     if more is not None:
         labels, cautions = labels | {Label.SLOPE_DISAGREEMENT}, [*cautions, more]
-    cautions = [*cautions, *blocked, *_refusal_words(evidence)]
+    cautions = [*cautions, *mistyped, *blocked, *_refusal_words(evidence)]
     drifted, by = _drift(line, chosen, points, agreed)
     labels = labels.union(*(item.labels for item in evidence))
     return PoolFit(
@@ -153,6 +154,20 @@ def fit_pool(
         drift_tokens=by,
         drift_detail="" if drifted is None else "; ".join(_what_differs(chosen[-2].start, drifted)),
     )
+
+
+def _without_mistyped(
+    found: Sequence[Evidence], setting: Setting, knowledge: Knowledge, running: Observation | None
+) -> tuple[tuple[Evidence, ...], list[Caution]]:
+    """Set aside points whose fraction cannot be what they ran with, where others can; of what runs advice says so."""
+    line = PoolLine(setting=setting, knowledge=knowledge, posterior=None, page_tokens=1)
+    points = {item.start.id: line.implausible(item.start) for item in found if item.use is Use.POINT}
+    reasons = {key: why for key, why in points.items() if why is not None}
+    if len(reasons) in (0, len(points)):
+        return tuple(found), []
+    marked = (item.put(Use.SET_ASIDE, reasons[item.start.id]) if item.start.id in reasons else item for item in found)
+    others = [why for key, why in reasons.items() if running is None or key != running.id]
+    return tuple(marked), [Caution(code="implausible_fraction", detail=why) for why in others[-1:]]
 
 
 def _gib_per_length(evidence: Sequence[Evidence], setting: Setting) -> float:
