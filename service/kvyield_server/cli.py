@@ -33,6 +33,10 @@ class Group(click.Group):
             raise click.ClickException("; ".join(text for _, text in error.errors)) from None
         except KvyieldError as error:
             raise click.ClickException(error.detail) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            raise click.ClickException(f"{error.filename}: {error.strerror}") from None
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -82,7 +86,7 @@ def openapi() -> None:
 
 @main.group()
 def db() -> None:
-    """The database's schema."""
+    """Manage the database: schema, backup, restore."""
 
 
 @db.command()
@@ -138,7 +142,7 @@ def restore(database: str | None, source: Path) -> None:
 
 @main.group()
 def token() -> None:
-    """Bearer tokens."""
+    """Manage bearer tokens."""
 
 
 @token.command("create")

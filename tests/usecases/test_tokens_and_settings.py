@@ -132,6 +132,26 @@ def test_a_bad_database_is_one_sentence(words: list[str]) -> None:
     assert answer.output.startswith("Error: ")
 
 
+def test_a_database_of_another_kind_is_named_with_what_would_be_right() -> None:
+    """The message says what the URL begins with, and never the rest, which may hold a password."""
+    answer = CliRunner().invoke(main, ["settings", "--database", "mysql://ann:secret@db/kvyield"])
+    wanted = "The database URL begins with mysql://; it must begin with sqlite:/// or postgresql+psycopg://."
+    assert (answer.exit_code, answer.output.strip()) == (1, f"Error: {wanted}")
+
+
+@pytest.mark.parametrize("folder", ["missing", "a-file"])
+def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path, folder: str) -> None:
+    """Retiring to a folder that is not there, or is a file, names the path and removes nothing."""
+    (tmp_path / "a-file").touch()
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    target = tmp_path / folder / "retired.ndjson"
+    assert CliRunner().invoke(main, ["db", "upgrade", "--database", url]).exit_code == 0
+    answer = CliRunner().invoke(main, ["retire", "--older-than", "1", "--export", str(target), "--database", url])
+    assert answer.exit_code == 1
+    assert isinstance(answer.exception, SystemExit)
+    assert answer.output.startswith(f"Error: {target}: ")
+
+
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql"])
 @pytest.mark.parametrize("words", [["db", "upgrade"], ["db", "check"], ["token", "list"]])
 def test_a_database_that_does_not_answer_is_named(scheme: str, words: list[str]) -> None:

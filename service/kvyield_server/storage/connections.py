@@ -62,12 +62,22 @@ def database_url(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):  # what they say holds the URL, and with it the password
-        raise InvalidError([("/database", "The database is not a database URL.")]) from None
+        raise InvalidError(
+            [("/database", "The database URL cannot be read; it must be sqlite:///file or postgresql+psycopg://...")]
+        ) from None
     if parsed.drivername not in _DRIVERS:
-        raise InvalidError([("/database", "must begin with sqlite:/// or postgresql+psycopg://")])
+        begins = f"The database URL begins with {parsed.drivername[:40]}://"
+        raise InvalidError([("/database", f"{begins}; it must begin with sqlite:/// or postgresql+psycopg://.")])
     parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
     if is_sqlite(parsed) and (parsed.database or ":memory:").startswith((":memory:", "file:")):
-        raise InvalidError([("/database", "must name a file: sqlite:///path. Nothing lasts with memory:")])
+        raise InvalidError(
+            [
+                (
+                    "/database",
+                    "The database URL must name a file: sqlite:///path. What is in memory is lost at the end.",
+                )
+            ]
+        )
     return parsed
 
 
