@@ -82,8 +82,8 @@ def record(steps: list[Step]) -> list[Step]:
         media_type = response.headers.get("content-type", "").partition(";")[0]
         if response.status_code != step.get("status", response.status_code):
             raise SystemExit(
-                f"{step['operation']} is answered {response.status_code}, not {step['status']} as recorded: correct the "
-                "service, or the recorded status by hand where the change is intended"
+                f"{step['operation']} is answered {response.status_code}, not {step['status']} as recorded: correct "
+                "the service, or the recorded status by hand where the change is intended"
             )
         said = {"status": response.status_code}
         if response.content:
