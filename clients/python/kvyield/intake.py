@@ -84,7 +84,7 @@ def read(
     """
     reading = Reading(source.name)
     tail: deque[bytes] = deque(maxlen=TAIL_LINES)
-    lines = _counted(source.lines(), reading, tail)
+    lines = _counted(source.lines(), reading, tail if source.is_local else None)
     starts = list(read_starts(lines, engine=engine, reference_time=source.written_until, zone=zone))
     if running is not None:
         starts[-1:] = _with_endpoints(running, starts[-1:], reading)
@@ -205,10 +205,10 @@ def without_free_memory(extras: Extras) -> Extras:
     return replace(extras, detected=kept)
 
 
-def _counted(lines: Iterator[bytes], reading: Reading, tail: deque[bytes]) -> Iterator[bytes]:
-    for line in lines:
-        reading.lines += 1
-        tail.append(line[:LONGEST_TAIL_LINE])
+def _counted(lines: Iterator[bytes], reading: Reading, tail: deque[bytes] | None) -> Iterator[bytes]:
+    for reading.lines, line in enumerate(lines, 1):
+        if tail is not None:
+            tail.append(line[:LONGEST_TAIL_LINE])
         yield line
 
 

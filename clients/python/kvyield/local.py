@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -31,6 +32,7 @@ URL = "http://localhost"
 NO_TOKEN = "local"  # noqa: S105  # a ledger without tokens asks for none: this keeps another service's from being sent
 _INSTALL = "pip install 'kvyield[local]'"
 _running: dict[Path, LocalService] = {}
+_starting = threading.Lock()
 
 
 class LocalService:
@@ -105,11 +107,15 @@ class LocalService:
 
 
 def local_service(folder: Path) -> LocalService:
-    """The service of this process on a ledger; started by the first who asks, ended with the process."""
-    if folder not in _running:
-        service = _running[folder] = LocalService(folder)
-        atexit.register(service.stop)
-    return _running[folder]
+    """The service of this process on a ledger; started by the first who asks, ended with the process.
+
+    Threads that ask meanwhile wait for that start.
+    """
+    with _starting:
+        if folder not in _running:
+            service = _running[folder] = LocalService(folder)
+            atexit.register(service.stop)
+        return _running[folder]
 
 
 def _require_server() -> None:

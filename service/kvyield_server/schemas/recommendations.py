@@ -152,7 +152,8 @@ class RestartsOut(Struct, frozen=True, kw_only=True):
     Attributes:
         expected: Expected number of restarts until the target is held; 0 when what runs is kept.
         minutes: Expected time of all of them, in minutes; null when no start was timed.
-        minutes_each: Time of one restart, in minutes: the median of the starts; null when none was timed.
+        minutes_each: Time of one restart, in minutes: the median of the starts; null when none was timed. Starts that
+            compiled their graphs count only where no other was timed: the next one takes less.
     """
 
     expected: float | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,7 @@ def _imported(settings: Settings, given: dict[str, Any]) -> _wire.Observation:
     from kvyield._bounded import MOST_BYTES
     from kvyield.delivery import deliver_batch
     from kvyield.intake import read_file
+    from kvyield.local import local_service
     from kvyield.sources import expand
     from kvyield.spool import Spool
 
@@ -77,9 +79,12 @@ def _imported(settings: Settings, given: dict[str, Any]) -> _wire.Observation:
     files, tally = expand(given["logs"]), Tally(as_json=False)
     whole: list[tuple[str, _wire.Observation]] = []
     readings: list[Reading] = []
-    for reading in readings_of(files, read, given["jobs"]):
-        whole += [(reading.name, one) for one in tally.take(reading)]
-        readings.append(replace(reading, starts=reading.starts[-1:]))
+    with ThreadPoolExecutor(1) as meanwhile:  # a ledger of this host takes as long to start as a large log to read
+        if settings.ledger is not None and settings.ledger.exists():  # none is made for logs that hold no start
+            meanwhile.submit(local_service, settings.ledger)
+        for reading in readings_of(files, read, given["jobs"]):
+            whole += [(reading.name, one) for one in tally.take(reading)]
+            readings.append(replace(reading, starts=reading.starts[-1:]))
     if not whole:
         raise _nothing(readings)
     tally.say_lacks(is_dry=False)

@@ -320,7 +320,7 @@ class Tune:
             if self.goal.is_dry:
                 return Result("not_verified", "the running flags are kept: a prompt would be sent, without a restart")
             return self._verified()
-        if (why := self._may_restart(advice)) is not None:
+        if (why := self._may_restart(row, advice)) is not None:
             return self._back(Result("not_verified", why))
         self._restart(advice)
         return None
@@ -354,7 +354,7 @@ class Tune:
             return Result("not_verified", f"the advice is again what was tried and failed: {plan.flags_text(then)}")
         return None
 
-    def _may_restart(self, advice: _wire.Recommendation) -> str | None:
+    def _may_restart(self, row: Row, advice: _wire.Recommendation) -> str | None:
         """Why there is no restart: too many, a no, requests in flight. None when there may be one."""
         if self.restarts >= self.goal.max_restarts:
             return f"not verified after {self.restarts} restart(s), which is what --max-restarts allows"
@@ -364,6 +364,7 @@ class Tune:
             advice,
             self.launcher,
             good.snapshot,
+            row.start.draft["flags"],
             tokens=self.goal.tokens,
             restart=self.restarts + 1,
             at_most=self.goal.max_restarts,

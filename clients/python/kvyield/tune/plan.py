@@ -128,11 +128,21 @@ def advised(advice: _wire.Recommendation) -> dict[str, Any]:
 
 
 def lines(
-    advice: _wire.Recommendation, launcher: Launcher, good: Snapshot, *, tokens: int, restart: int, at_most: int
+    advice: _wire.Recommendation,
+    launcher: Launcher,
+    good: Snapshot,
+    running: Mapping[str, Any],
+    *,
+    tokens: int,
+    restart: int,
+    at_most: int,
 ) -> Iterator[str]:
-    """The plan of one restart: flags now and then, why, how long, what is sent, and what happens on failure."""
+    """The plan of one restart: flags now and then, why, how long, what is sent, and what happens on failure.
+
+    ``running`` are the flags of what runs.
+    """
     prompt = f"a prompt of {tokens:,} tokens{_length(advice)}"
-    yield f"plan: restart {restart} of at most {at_most}{_minutes(advice)}, then {prompt}"
+    yield f"plan: restart {restart} of at most {at_most}{_minutes(advice, running)}, then {prompt}"
     for change in advice.changes:
         yield f"  {change.flag}: {shown(change.from_value)} -> {shown(change.to_value)}: {change.reason}"
     chance = advice.probability
@@ -168,9 +178,11 @@ def _same(given: object, found: object) -> bool:
     return str(given).lower() == str(found).lower()
 
 
-def _minutes(advice: _wire.Recommendation) -> str:
+def _minutes(advice: _wire.Recommendation, running: Mapping[str, Any]) -> str:
     each = advice.restarts.minutes_each if advice.restarts else None
-    return f", about {each:.3g} minutes" if each else ""
+    is_cold = running.get("compile_cache") == "cold"
+    note = " or less, since what runs compiled its graphs and the next start loads them" if is_cold else ""
+    return f", about {each:.3g} minutes{note}" if each else ""
 
 
 def _length(advice: _wire.Recommendation) -> str:
