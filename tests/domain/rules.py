@@ -101,6 +101,14 @@ def _figures(asked: Asked) -> Iterator[str]:
         yield f"figures: a window upside down: {advice.window}"
     if advice.status in ANSWERED and not advice.command_line:
         yield "figures: an answer without a command line"
+    fraction = advice.flags.get(FRACTION_FLAG[advice.engine])
+    is_tried = any(start.fraction == fraction for start in asked.starts)
+    if advice.status is Status.INFEASIBLE and isinstance(fraction, float) and fraction < 0.05 and not is_tried:
+        yield f"figures: infeasible at {fraction}"
+    memory = 1.1 * max((start.hardware.memory_gib or 1_000.0 for start in asked.starts), default=1_000.0)
+    for each in (advice.prediction.free_at_ready_gib, advice.prediction.headroom_gib):
+        if each is not None and abs(each.median) > memory:
+            yield f"figures: {each.median} GiB on a GPU of {memory:.0f}"
     if advice.status in ANSWERED and not 0.0 < _stated(asked) <= 1.0:
         yield f"figures: no fraction: {_stated(asked)}"
 

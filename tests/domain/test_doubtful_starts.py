@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from domain.door import advise, cold, fitted, predict, question
 from domain.ledgers import advised_fraction, codes, is_kept, on_line, passed, pool_at, start, words
 from kvyield_server.domain.advice.recommend import recommend
-from kvyield_server.domain.answers import Status
+from kvyield_server.domain.answers import AdvicePrediction, Status
 from kvyield_server.domain.engines.token_cost import speculation, token_cost
 from kvyield_server.domain.facts.observation import (
     Cause,
@@ -491,6 +491,27 @@ def test_no_figure_beyond_the_gpu_is_answered(target: int) -> None:
     if target > 1_000_000:
         assert free is None
         assert "impossible_free_memory" in codes(advise([start], target))
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+def test_an_infeasible_answer_shows_no_fraction_that_nobody_would_start_with(name: EngineName) -> None:
+    """A death at 0.02 leaves only fractions below: none is shown, and that is said."""
+    starts = [qwen(1, 0.3, 40_000, 50.0, on=name, outcome="oom_runtime"), qwen(2, 0.02, on=name, outcome="oom_startup")]
+    advice = advise(starts, 100_000)
+    assert (advice.status, advice.binding_constraint) == (Status.INFEASIBLE, "out_of_memory")
+    assert not {"mem_fraction_static", "gpu_memory_utilization"} & set(advice.flags)
+    assert advice.prediction == AdvicePrediction()
+    assert "no_fraction" in codes(advice)
+
+
+def test_a_prompt_need_beyond_the_gpu_is_left_out_and_named() -> None:
+    """Latent attention's need grows with the prompt: by arithmetic 90,000 GiB at twenty million tokens."""
+    facts = {"num_hidden_layers": 61, "num_attention_heads": 64, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+    model = Model(name="some/latent", facts=facts)
+    advice = advise([start(1, 0.9, 520_000, 7.0, model=model, checks=[passed(60_000, 7.0, 2.0)])], 20_000_000)
+    assert advice.status is Status.INFEASIBLE
+    assert advice.prediction.headroom_gib is None
+    assert "impossible_prompt_need" in codes(advice)
 
 
 def test_without_any_start_the_answer_does_not_speak_of_one() -> None:

@@ -23,6 +23,7 @@ from kvyield_server.domain.answers import Estimate, Prefer
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar, Verification
 from kvyield_server.domain.model.interface import Floats, Mask, Measured, Predicted
+from kvyield_server.domain.model.pool import LEAST_FRACTION
 
 FRACTIONS: Floats = np.round(np.arange(1, 1000) / 1000.0, 3)
 COARSE: Floats = FRACTIONS[4::10]
@@ -81,6 +82,20 @@ class Choice:
         """Free memory at ready as predicted, GiB."""
         free = self.option.predicted.free
         return None if free is None else free.estimate(self.index)
+
+    @property
+    def impossible_need_gib(self) -> float | None:
+        """What a prompt would take where that is more than the GPU has; None where it can be."""
+        need, total = self.option.need, self.option.case.model.hardware.memory_gib or MOST_GIB
+        taken = need if isinstance(need, int | float) else need.median_gib
+        return taken if taken > total else None
+
+    @property
+    def is_sensible(self) -> bool:
+        """Whether the fraction is one that somebody would start with: of usual size, asked for, or tried before."""
+        case = self.option.case
+        is_known = case.fraction_flag in case.held or any(s.fraction == self.fraction for s in case.model.starts)
+        return is_known or self.fraction >= LEAST_FRACTION
 
     @property
     def impossible_gib(self) -> float | None:

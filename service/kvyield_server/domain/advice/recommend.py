@@ -255,13 +255,17 @@ def _answer(case: Case, decision: _Decision) -> Advice:
     infeasible = status is Status.INFEASIBLE
     changes = () if decision.is_kept else tuple(_changes(case, choice))
     stated = _stated(case, choice, changes)
+    is_shown = not infeasible or choice.is_sensible
+    if not is_shown:
+        stated.pop(case.fraction_flag, None)
+        changes = tuple(change for change in changes if change.flag != case.fraction_flag)
     answer = Advice(
         status=status,
         engine=case.engine,
         flags=stated,
         command_line="" if infeasible else command_line(case.engine, stated),
         changes=changes,
-        prediction=_prediction(choice),
+        prediction=_prediction(choice) if is_shown else AdvicePrediction(),
         probability=_probability(choice),
         window=_window(case, decision),
         restarts=None if infeasible else restart_plan(choice.joint, model.starts, is_needed=not decision.is_kept),
@@ -309,12 +313,11 @@ def _changes(case: Case, choice: Choice) -> Iterator[Change]:
 
 def _prediction(choice: Choice) -> AdvicePrediction:
     free, need = choice.free_at_ready_gib, choice.option.need
+    taken = need if isinstance(need, int | float) else need.estimate()
     return AdvicePrediction(
         pool_tokens=choice.pool_tokens,
         free_at_ready_gib=None if free is None else _rounded(free),
-        headroom_gib=None
-        if free is None
-        else _rounded(_less(free, need if isinstance(need, int | float) else need.estimate())),
+        headroom_gib=None if free is None or choice.impossible_need_gib is not None else _rounded(_less(free, taken)),
     )
 
 

@@ -180,6 +180,16 @@ def _memory(case: Case, choice: Choice) -> Iterator[Caution]:
     elif free is None:
         detail = "The GPU's memory is unknown: post free_at_ready_gib, or hardware.memory_gib."
         yield Caution(code="free_memory_unknown", detail=detail)
+    need_gib = choice.impossible_need_gib
+    if need_gib is not None:
+        detail = (
+            f"A prompt of {case.question.target_tokens:,} tokens would take {need_gib:,.0f} GiB beside the pool, more "
+            "than the GPU has: the headroom is left out."
+        )
+        yield Caution(code="impossible_prompt_need", detail=detail)
+    if choice.binding is not None and not choice.is_sensible:
+        detail = f"No {case.fraction_flag} comes near what was asked, so none is shown."
+        yield Caution(code="no_fraction", detail=detail)
     if death is not None:
         known, version = case.model.summary.engine_version, death.engine.version
         whose = "" if version == known else f" of version {version or 'unknown'}"
