@@ -33,7 +33,8 @@ def engine_on(port: int, proc: Path = PROC) -> Listener | None:
 
     Another user's open files cannot be read; then the one engine whose command line names the port is meant.
     """
-    found = [pid for pid in pids(proc) if _holds(proc / str(pid), _sockets(proc, port))]
+    sockets = _sockets(proc, port)
+    found = [pid for pid in pids(proc) if _holds(proc / str(pid), sockets)]
     if not found:
         found = [pid for pid in pids(proc) if str(port) in _PORT.findall(_command(proc / str(pid)))]
     listeners = [one for pid in found if (one := _listener(proc, pid)) is not None]
