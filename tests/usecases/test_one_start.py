@@ -9,8 +9,6 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from hypothesis import strategies as st
 from sqlalchemy import update
 from uuid6 import uuid7
 
+from _storages import fresh_storage
 from kvyield_server.domain.facts.accounts import FieldChange
 from kvyield_server.domain.facts.observation import (
     Cause,
@@ -96,10 +95,10 @@ def died(**fields: Any) -> Observation:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
     """An empty storage of each kind."""
-    urls = {"sqlite": f"sqlite:///{tmp_path / 'kvyield.db'}"}
-    with closing(open_storage(urls.get(request.param) or request.getfixturevalue("postgres_url"))) as storage:
+    is_file = request.param == "sqlite"
+    with closing(fresh_storage() if is_file else open_storage(request.getfixturevalue("postgres_url"))) as storage:
         yield storage
 
 
@@ -503,16 +502,20 @@ def test_as_many_rows_as_starts(data: st.DataObject) -> None:
         late = data.draw(st.tuples(st.integers(0, 90_000), st.integers(0, 90_000), st.integers(0, 40)))
         mine = tellings(begun, imports, data.draw(st.sampled_from((-5, 2, 5.5, 9))), late)
         posts += [each for each in mine if each is mine[0] or data.draw(st.booleans())]
-    with TemporaryDirectory() as folder, closing(open_storage(f"sqlite:///{folder}/kvyield.db")) as storage:
+    with closing(fresh_storage()) as storage:
         for now, each in sorted(posts, key=lambda one: one[0]):
             post(storage, each, now=now)
         assert len(rows(storage)) == count
 
 
-def test_a_log_read_in_another_zone_is_not_the_next_start(storage: Storage) -> None:
-    """A start 5.5 h before another, told in a zone 5.5 h away, bears the other's time; its lines tell them apart."""
+@pytest.mark.parametrize(
+    "later", [(0,), (0, 2), (2, 0), (2,)], ids=["log", "log, endpoint", "endpoint, log", "endpoint"]
+)
+def test_a_log_read_in_another_zone_is_not_the_next_start(storage: Storage, later: tuple[int, ...]) -> None:
+    """A start 5.5 h before another, told in a zone 5.5 h away, bears the other's time; its lines tell them apart, and
+    that it was posted before the other's process began."""
     next_begun = BEGUN + timedelta(hours=5.5)
-    posts = [*tellings(BEGUN, 0, 5.5, (0, 0, 0))[:2], tellings(next_begun, 0, -5, (0, 0, 0))[0]]
-    for now, each in sorted(posts, key=lambda one: one[0]):
+    following = tellings(next_begun, 0, -5, (0, 0, 0))
+    for now, each in [*tellings(BEGUN, 0, 5.5, (0, 0, 0))[:2], *(following[number] for number in later)]:
         post(storage, each, now=now)
     assert len(rows(storage)) == 2

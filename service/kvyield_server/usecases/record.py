@@ -10,8 +10,10 @@ from uuid import UUID
 
 from kvyield_server.domain.facts.accounts import (
     AT_ONCE,
+    CLOCK_SLACK,
     Account,
     FieldChange,
+    are_of_two_logs,
     came_up,
     host_key,
     is_other_start,
@@ -94,6 +96,8 @@ class _Row:
     def is_told_by(self, account: Account) -> bool:
         """Say whether an account is of this start."""
         tellings = [self.stored.account, *(each.account for each in self.accounts)]
+        if any(are_of_two_logs(account, each) for each in tellings) or self._was_posted_before(account):
+            return False
         if account.is_timed and self.stored.is_timed:
             # a time without a zone says nothing once another account tells it with one
             return any(
@@ -104,6 +108,13 @@ class _Row:
         if not account.is_timed and self._died_before(account):
             return False
         return any(is_same_start(account, each) for each in tellings)
+
+    def _was_posted_before(self, account: Account) -> bool:
+        """A start that was posted before an endpoint's process began is another, though a log's zone may hide it."""
+        if account.observation.source != "endpoint" or not account.is_timed:
+            return False
+        first = min(each.account.received_at for each in self.told)
+        return account.observation.observed_at > first + CLOCK_SLACK
 
     def _died_before(self, account: Account) -> bool:
         """An endpoint that answers after a crash belongs to another start."""

@@ -177,7 +177,7 @@ def served(outcome: Outcome, failure: Failure | None) -> bool:
 def _is_same_at_once(one: Account, other: Account) -> bool:
     """Two starts of one host at one time have two ports; where a port is not known, the pool and figures tell."""
     first, second = one.observation, other.observation
-    if _are_of_two_logs(first.log_excerpt, second.log_excerpt):
+    if are_of_two_logs(one, other):
         return False  # a log that was read in another zone may seem to begin with the next start
     same_host = first.host is not None and second.host is not None
     if same_host and first.flags.get("port") is not None and first.flags.get("port") == second.flags.get("port"):
@@ -264,9 +264,9 @@ def _agree(one: Account, other: Account) -> bool:
     return len(shared) >= FEWEST_FIGURES and all(left == right for left, right in shared)
 
 
-def _are_of_two_logs(one: str | None, other: str | None) -> bool:
+def are_of_two_logs(one: Account, other: Account) -> bool:
     """Say whether two excerpts of the same form hold lines of different times alone."""
-    lines = [_stamped_lines(each) for each in (one, other)]
+    lines = [_stamped_lines(each.observation.log_excerpt) for each in (one, other)]
     texts = [{_CLOCK.sub("", line) for line in each} for each in lines]
     return all(lines) and not lines[0] & lines[1] and texts[0] == texts[1]
 
