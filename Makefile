@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV   ?= .venv
 WORKERS ?= 2
+EXAMPLES ?= 5
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
+
+unexport PYTHONDONTWRITEBYTECODE # servers and clients that tests start by the hundred are compiled once
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-fast test-long test-pythons check format serve migrate accuracy bench bench-list benchmarks-page openapi-examples wheels release constraints clean
@@ -23,10 +26,10 @@ demo: $(STAMP) ## the main job on an embedded database: read real logs, post the
 	@$(BIN)/python docs/examples/demo.py
 
 test: $(STAMP) ## the whole suite: SQLite, a real PostgreSQL, real HTTP; WORKERS processes share it
-	$(BIN)/python -m pytest -n $(WORKERS) -m "not long"
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
 
-test-long: $(STAMP) ## the full counts of random sequences and requests, which make test runs briefly
-	$(BIN)/python -m pytest -m long
+test-long: $(STAMP) ## the full counts of what make test runs briefly, and properties over new examples each time
+	KVYIELD_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "long or hypothesis"
 
 test-fast: $(STAMP) ## the suite without the slow parts (faults, simulations)
 	$(BIN)/python -m pytest -m "not slow and not long"

@@ -14,6 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from uuid import uuid4
 
 PAIR = "01970000-0000-7000-8000-000000000001"
+SILENT_SECONDS = 30.0
 
 
 class StandIn(ThreadingHTTPServer):
@@ -198,7 +199,7 @@ drip_body = drip(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-
 
 def silent(handler: Handler) -> None:
     """No byte at all."""
-    handler.server.stopping.wait(30)
+    handler.server.stopping.wait(SILENT_SECONDS)
     handler.close_connection = True
 
 
@@ -231,7 +232,7 @@ def stand_in() -> Iterator[StandIn]:
         thread.join(timeout=5)
 
 
-def wait_until(claim: Callable[[], bool], seconds: float = 10.0) -> None:
+def wait_until(claim: Callable[[], bool], seconds: float = 60.0) -> None:
     """Return when the claim holds; fail when it does not within the time."""
     ends = time.monotonic() + seconds
     while not claim():

@@ -60,9 +60,9 @@ def refused(client: Client, path: str, body: str) -> tuple[float, Any]:
     ("path", "body", "size"),
     [
         ("/observations", keys_twice, 80_000),
-        ("/observations", bad_flags, 300_000),
+        ("/observations", bad_flags, 100_000),
         ("/observations", ones, 4_900_000),
-        ("/observations/batch", bad_batch, 400),
+        ("/observations/batch", bad_batch, 160),
     ],
 )
 def test_a_bad_body_costs_time_by_its_length_alone(

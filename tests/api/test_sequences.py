@@ -41,7 +41,7 @@ STARTS = st.fixed_dictionaries(
     }
 )
 SHORT = settings(max_examples=20, stateful_step_count=10)
-LONG = settings(max_examples=400, stateful_step_count=30)
+LONG = settings(max_examples=100, stateful_step_count=30)
 
 
 class Ledger(RuleBasedStateMachine):

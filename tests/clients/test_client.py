@@ -106,7 +106,7 @@ def test_no_answer_can_hold_the_caller(service: StandIn, fault: Callable[[faults
         began = time.monotonic()
         with pytest.raises(DeadlineError):
             client.pair("x")
-        assert time.monotonic() - began < 3.0
+        assert time.monotonic() - began < faults.SILENT_SECONDS / 2
         assert client.post_observation(sample()).created
 
 
@@ -169,7 +169,7 @@ def test_nobody_listening_is_said_quickly() -> None:
     began = time.monotonic()
     with Client(url, limits=PATIENT) as client, pytest.raises(ServiceUnreachableError, match=url):
         client.post_observation(sample())
-    assert time.monotonic() - began < 3.0
+    assert time.monotonic() - began < PATIENT.total_seconds
 
 
 def test_plain_http_port_asked_for_tls_is_unreachable(service: StandIn) -> None:
@@ -236,7 +236,7 @@ def test_async_twin_has_the_same_bounds(service: StandIn) -> None:
                 began = time.monotonic()
                 with pytest.raises(DeadlineError):
                     await client.pair("x")
-                assert time.monotonic() - began < 3.0
+                assert time.monotonic() - began < faults.SILENT_SECONDS / 2
             service.faults.append(faults.huge)
             with pytest.raises(AnswerTooLargeError):
                 await client.pair("x")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,21 @@ def start(tmp_path: Path) -> Iterator[Start]:
         one.stop()
 
 
-@pytest.fixture
-def export(start: Start, tmp_path: Path) -> Path:
-    """Three starts of one ledger: one verified and answering an advice, one retracted, one plain."""
-    with Client(start("first").url) as client:
+@dataclass(frozen=True)
+class Origin:
+    """The ledger that was exported: its folder, its export and what it says of its starts."""
+
+    folder: Path
+    text: bytes
+    rows: dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Origin:
+    """Four starts: one verified, one answering an advice, one retracted, one plain."""
+    folder = tmp_path_factory.mktemp("first")
+    server = Server(folder)
+    with Client(server.url) as client:
         _, second, third = (client.post_observation(sample(number)).id for number in range(3))
         client.add_verification(second, Verification(prompt_tokens=60_010, passed=True, answer="right"))
         client.retract(third, "a test")
@@ -53,10 +65,17 @@ def export(start: Start, tmp_path: Path) -> Path:
         followed = sample(7)
         followed.recommendation_id = kept.id
         client.post_observation(followed)
-        text = b"".join(client.export())
-    file = tmp_path / "ledger.ndjson"
-    file.write_bytes(text)
+        text, rows = b"".join(client.export()), told(client)
+    assert server.stop() == 0
     assert len(text.splitlines()) == 4
+    return Origin(folder, text, rows)
+
+
+@pytest.fixture
+def export(origin: Origin, tmp_path: Path) -> Path:
+    """That ledger's export, in a file of the test's own."""
+    file = tmp_path / "ledger.ndjson"
+    file.write_bytes(origin.text)
     return file
 
 
@@ -74,15 +93,14 @@ def told(client: Client) -> dict[str, Any]:
     }
 
 
-def test_an_export_comes_over_whole_and_twice_doubles_nothing(start: Start, export: Path) -> None:
+def test_an_export_comes_over_whole_and_twice_doubles_nothing(start: Start, origin: Origin, export: Path) -> None:
     """Ids, times, figures, verifications and retractions are those of the ledger that it came from."""
     with Client(start("second").url) as other:
         result = run(other.url, export)
         assert result.exit_code == 0, result.output
         assert "retracted" in result.stdout
         rows = told(other)
-        with Client(start("first").url) as origin:
-            assert rows == told(origin)
+        assert rows == origin.rows
         again = run(other.url, export)
         assert (again.exit_code, told(other)) == (0, rows)
 
@@ -91,14 +109,15 @@ def test_a_token_that_only_posts_reports_retractions_by_line(start: Start, expor
     """Retracting is an admin's: a start that could not be retracted here is named with its line, and not posted."""
     (tmp_path / "third").mkdir()
     token = command(tmp_path / "third", "token", "create", "--name", "host", "--role", "ingest").stdout.split()[-1]
-    result = run(start("third").url, export, "--token", token)
+    third = start("third")
+    result = run(third.url, export, "--token", token)
     assert result.exit_code == 3, result.output
     lines = export.read_text().splitlines()
     [number] = [index for index, line in enumerate(lines, 1) if json.loads(line)["retracted_at"]]
     retracted = json.loads(lines[number - 1])["id"]
     assert f"{export}:{number}: {retracted} is retracted in the export, and was not posted" in result.stderr
     assert "admin" in result.stderr
-    with Client(start("third").url, token) as other:
+    with Client(third.url, token) as other:
         rows = told(other)
     assert rows.keys() == {json.loads(line)["id"] for line in lines} - {retracted}
     assert all(row[-1] is None for row in rows.values())
@@ -158,9 +177,9 @@ def test_lines_that_are_damaged_or_newer_are_named(start: Start, export: Path) -
     assert result.stdout.splitlines()[-2].split()[:2] == ["all", "4"]
 
 
-def test_what_the_server_exported_is_taken_too(start: Start, export: Path, tmp_path: Path) -> None:
+def test_what_the_server_exported_is_taken_too(start: Start, origin: Origin, export: Path) -> None:
     """``kvyield-server export`` writes more than the API: its starts come over, answers are left to its own import."""
-    text = command(tmp_path / "first", "export", "--format", "ndjson").stdout
+    text = command(origin.folder, "export", "--format", "ndjson").stdout
     export.write_text('{"archive": {"recommendations": []}}\n' + text)
     assert is_export(export)
     with Client(start("fifth").url) as other:

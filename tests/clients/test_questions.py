@@ -247,7 +247,7 @@ def test_a_service_that_hangs_holds_nobody(
     began = time.monotonic()
     result = run(*words, "--timeout", "1")
     assert result.exit_code == (1 if words[0] == "doctor" else 4), result.output
-    assert 0.9 <= time.monotonic() - began <= 2.5
+    assert 0.9 <= time.monotonic() - began < 9  # the default is 10 s
 
 
 def test_ten_seconds_are_the_default(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:

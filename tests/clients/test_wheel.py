@@ -35,8 +35,8 @@ def run(*words: str | Path) -> str:
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An environment with the wheel and what it needs, and nothing else."""
     folder = tmp_path_factory.mktemp("wheel")
-    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", folder]
-    run(*wheel, ROOT / "clients" / "python")
+    wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]  # hatchling is here
+    run(*wheel, "--wheel-dir", folder, ROOT / "clients" / "python")
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv")
     own = folder / "venv" / "bin" / "python"
     install = [sys.executable, "-m", "pip", "--python", own, "install", "--quiet", "--disable-pip-version-check"]

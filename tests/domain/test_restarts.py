@@ -48,13 +48,19 @@ def died(start: Observation) -> bool:
     return start.outcome in (Outcome.OOM_STARTUP, Outcome.OOM_RUNTIME)
 
 
+@pytest.fixture(scope="module", params=[TASKS // 5, pytest.param(TASKS, marks=[pytest.mark.slow, pytest.mark.long])])
+def tasks(request: pytest.FixtureRequest) -> int:
+    """Return how many tasks are done."""
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def table() -> dict[str, tuple[float, int, int]]:
+def table(tasks: int) -> dict[str, tuple[float, int, int]]:
     """Return mean restarts, deaths and unfinished tasks of every search, printed as a table."""
     rows = {}
-    print(f"\n{'search':<22}{'mean restarts':>15}{'OOM starts':>12}{'unfinished':>12}  ({TASKS} tasks)")
+    print(f"\n{'search':<22}{'mean restarts':>15}{'OOM starts':>12}{'unfinished':>12}  ({tasks} tasks)")
     for name, search in SEARCHES.items():
-        results = [restarts_and_deaths(search, seed) for seed in range(TASKS)]
+        results = [restarts_and_deaths(search, seed) for seed in range(tasks)]
         rows[name] = (
             mean(count for count, _, _ in results),
             sum(deaths for _, deaths, _ in results),
@@ -78,7 +84,7 @@ def test_no_search_runs_out_of_memory_less(table: dict[str, tuple[float, int, in
     assert table["kvyield"][0] < table[other][0]
 
 
-def test_patience_alone_is_as_safe(table: dict[str, tuple[float, int, int]]) -> None:
+def test_patience_alone_is_as_safe(table: dict[str, tuple[float, int, int]], tasks: int) -> None:
     """Only who goes up in steps of 0.01 and stops in time runs out of memory as seldom, in many times the restarts."""
-    assert table["kvyield"][1] <= table["+0.01 until it holds"][1] + TASKS // 50
+    assert table["kvyield"][1] <= table["+0.01 until it holds"][1] + tasks // 50
     assert 5 * table["kvyield"][0] < table["+0.01 until it holds"][0]

@@ -49,17 +49,21 @@ def trial(host: Path, *arguments: str) -> tuple[int, dict[str, Any], str]:
 @pytest.mark.parametrize(
     ("engine", "fraction"), [("vllm", "--gpu-memory-utilization"), ("sglang", "--mem-fraction-static")]
 )
-def test_a_whole_trial_on_the_stand_in_engine(host: Path, engine: str, fraction: str, free_port: int) -> None:
-    """Two starts, each prompt served and sampled twice alike, the advice reached, and the engine gone at the end."""
+def test_a_whole_trial_on_the_stand_in_engine(
+    host: Path, engine: str, fraction: str, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two starts, each prompt served and sampled twice alike, the advice reached, and the engine gone at the end; with
+    the lengths of the trial itself, and with one that was asked for."""
+    monkeypatch.setattr("gpu.trial.SETTLE_SECONDS", 0.2)
     model = ["Qwen/Qwen3-8B"] if engine == "vllm" else ["--model-path", "Qwen/Qwen3-8B"]
     command = [str(host / engine), "serve", *model, f"{fraction}=0.70", "--port", str(free_port)]
-    code, result, report = trial(host, "--", *command)
+    lengths = [1_000, 8_000, 60_000] if engine == "vllm" else [60_000]
+    given = [] if engine == "vllm" else ["--prompt-tokens", *map(str, lengths)]
+    code, result, report = trial(host, *given, "--", *command)
     first, second = result["starts"]
     assert code == 0, report
-    assert [(one["prompt_tokens"], one["concurrent"]) for one in first["prompts"]] == [
-        *[(1_000, 1), (8_000, 1), (60_000, 1)],
-        (60_000, 4),
-    ]
+    prompts = [(one["prompt_tokens"], one["concurrent"]) for one in first["prompts"]]
+    assert prompts == [*((length, 1) for length in lengths), (60_000, 4)]
     for one in [*first["prompts"], *second["prompts"]]:
         assert one["verification"]["passed"], report
         assert one["verification"]["answer"] == "right"
@@ -189,7 +193,7 @@ with Sampler(Path({str(host / "orphan")!r})) as sampler:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         parent.send_signal(signal.SIGKILL)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
         time.sleep(0.05)
     assert not Path(f"/proc/{pid}").exists()

@@ -42,7 +42,7 @@ def context(browser: Browser) -> Iterator[BrowserContext]:
         locale="en-GB",
         permissions=["clipboard-read", "clipboard-write"],
     )
-    profile.set_default_timeout(10_000)
+    profile.set_default_timeout(60_000)
     yield profile
     profile.close()
 

@@ -71,7 +71,7 @@ def serving(database: str | None = None) -> Iterator[Site]:
 
 
 def _port(server: uvicorn.Server, thread: threading.Thread) -> int:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not server.started:
         assert thread.is_alive()
         assert time.monotonic() < until, "the service did not start"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ PAGES = (
     "sign-in",
 )
 WIDTHS = (360, 768, 1280)
+SCHEMES = ("light", "dark")
 BROKEN_WORDS = """() => {
   const broken = [], range = document.createRange();
   const walker = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
@@ -117,20 +118,41 @@ def found_by_axe(page: Page) -> list[str]:
     ]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_is_accessible(browser: Browser, full: tuple[Site, dict[str, str]], name: str, scheme: Any) -> None:
-    """On each page, with every part opened, axe finds nothing, nothing overflows and no word is broken inside."""
-    _, at = full
+    """On each page, with every part opened, axe finds nothing, nothing overflows and no word is broken inside. Each
+    page is seen in both schemes and at all widths, of its six pairs of them in three."""
+    number = PAGES.index(name) + SCHEMES.index(scheme)
+    widths = WIDTHS[::2] if number % 2 == 0 else WIDTHS[1:2]
+    inspect(browser, full[1], name, scheme, widths)
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", PAGES)
+def test_every_page_is_accessible_in_all_pairs(
+    browser: Browser, full: tuple[Site, dict[str, str]], name: str, scheme: Any
+) -> None:
+    """The same at every width in both schemes, each kept as a picture for people to look at."""
+    inspect(browser, full[1], name, scheme, WIDTHS, keeps_pictures=True)
+
+
+def inspect(
+    browser: Browser, at: dict[str, str], name: str, scheme: Any, widths: Sequence[int], *, keeps_pictures: bool = False
+) -> None:
+    """Look at one page in one colour scheme."""
     profile = browser.new_context(color_scheme=scheme, timezone_id="Europe/Berlin", locale="en-GB")
     watch = Watch(profile, at[name])
     watch.expected = ("422",) if name in ("faulty", "problem") else ()
     page = profile.new_page()
-    for width in WIDTHS:
+    for width in widths:
         page.set_viewport_size({"width": width, "height": 900})
         page.goto(at[name])
         page.wait_for_timeout(100)
-        picture(page, f"{name}-{width}-{scheme}")
+        if keeps_pictures:
+            picture(page, f"{name}-{width}-{scheme}")
         page.evaluate("document.querySelectorAll('details').forEach(part => { part.open = true; })")
         found = (found_by_axe(page), page.evaluate(OVERFLOWS), page.evaluate(BROKEN_WORDS))
         assert found == ([], [], []), width

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from _storages import fresh_storage
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage
 
@@ -28,7 +29,7 @@ def database_url(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=["sqlite", "postgresql"])
 def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
     """A fresh storage, once on a SQLite file and once on PostgreSQL."""
-    names = {"sqlite": "sqlite_url", "postgresql": "postgres_url"}
-    opened = open_storage(request.getfixturevalue(names[request.param]))
+    is_file = request.param == "sqlite"
+    opened = fresh_storage() if is_file else open_storage(request.getfixturevalue("postgres_url"))
     yield opened
     opened.close()

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from uuid6 import uuid7
 
+from _storages import fresh_storage
 from kvyield_server.domain.facts.observation import Model
 from kvyield_server.errors import ConflictError, InvalidError
 from kvyield_server.storage.engine import open_storage
@@ -22,10 +22,10 @@ NOW = datetime(2026, 6, 1, tzinfo=UTC)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
+def storage(request: pytest.FixtureRequest) -> Iterator[Storage]:
     """An empty storage of each kind."""
-    urls = {"sqlite": f"sqlite:///{tmp_path / 'kvyield.db'}"}
-    with closing(open_storage(urls.get(request.param) or request.getfixturevalue("postgres_url"))) as storage:
+    is_file = request.param == "sqlite"
+    with closing(fresh_storage() if is_file else open_storage(request.getfixturevalue("postgres_url"))) as storage:
         yield storage
 
 

@@ -56,7 +56,7 @@ class Manager:
 
     def started_with(self) -> list[str]:
         """Words of the engine's last start."""
-        ends = time.monotonic() + 5
+        ends = time.monotonic() + 60
         while not self.arguments.exists() and time.monotonic() < ends:
             time.sleep(0.01)
         words = self.arguments.read_text().splitlines()

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,8 @@ from e2e.running import Server
 KILLS_A_LIFE = 5
 """After so many the invariants are checked; then another host begins."""
 LONGEST_SECONDS = 3.0
+LIVES_AT_ONCE = 4
+"""Hosts share nothing but the ledger, and mostly wait."""
 
 
 def _kill_engine(host: Host) -> None:
@@ -68,14 +71,17 @@ def _check(host: Host, done: list[str]) -> None:
 
 
 def _kills(folder: Path, url: str, count: int, seed: int) -> None:
-    dice = random.Random(seed)
-    for first in range(0, count, KILLS_A_LIFE):
+    def lived(first: int) -> None:
         host = Host(folder / f"host-{first}", url)
         host.standin = {"start_seconds": 0.3, "prefill_tokens_per_second": 300_000.0}
         try:
-            _check(host, _life(host, dice, first))
+            _check(host, _life(host, random.Random(seed + first), first))
         finally:
             host.clean()
+
+    with ThreadPoolExecutor(LIVES_AT_ONCE) as lives:
+        for done in [lives.submit(lived, first) for first in range(0, count, KILLS_A_LIFE)]:
+            done.result()
 
 
 @pytest.mark.slow

@@ -335,10 +335,10 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: Path, monkeypatch: pyte
 
 def test_the_restart_command_may_leave_an_engine_behind(tmp_path: Path) -> None:
     """It returns; what it has started keeps its output."""
-    launcher = written(tmp_path / "flags", command=f"echo ok; (sleep 5; echo late) & echo $! > {tmp_path}/pid")
+    launcher = written(tmp_path / "flags", command=f"echo ok; (sleep 60; echo late) & echo $! > {tmp_path}/pid")
     began = time.monotonic()
     launcher.restart()
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 30
     assert launcher.state() == "running"
     os.kill(int((tmp_path / "pid").read_text()), 9)
 
@@ -364,7 +364,7 @@ def test_the_engines_process_is_found_by_its_port(tmp_path: Path) -> None:
     )
     start = f"{shlex.quote(sys.executable)} {program} serve m & echo $! > {tmp_path}/pid"
     Written(tmp_path / "flags", "args", start, "vllm").restart()
-    ends = time.monotonic() + 10
+    ends = time.monotonic() + 60
     while not (tmp_path / "port").exists() and time.monotonic() < ends:
         time.sleep(0.01)
     launcher = Written(
