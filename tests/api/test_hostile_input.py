@@ -125,6 +125,41 @@ def test_a_page_token_at_the_end_of_time_is_refused(client: Client, path: str, o
     assert (answer.status_code, answer.json()["errors"][0]["pointer"]) == (422, "/page_token")
 
 
+HOSTILE = ("", "x" * 5_000, "\0", "1e400", "[]", "9" * 30, "\U0001f600")
+PAGES = ("/ui", "/ui/fleet", "/ui/drift", "/ui/advice", "/ui/pairs/{pair_id}", "/ui/pairs/{pair_id}/history")
+OF_PAGES = {"show", "page", "versions", "target_tokens", "outcome", "search", "sort", "page_token"}
+
+
+def test_no_parameter_of_any_list_is_a_fault_of_ours(client: Client) -> None:
+    """Each parameter, on each path that is read: twice, of another path, empty, huge or of another kind.
+
+    What a path of the API does not know is refused by name, what is given twice everywhere; nothing is a 500.
+    """
+    for number in (1, 2, 3):
+        client.post("/observations", json=start(number)).raise_for_status()
+    first = client.get("/observations").json()["items"][0]
+    answer = client.post("/recommendations", json={**NAMES, "target_tokens": 200_000}).json()
+    ids = {"observation_id": first["id"], "pair_id": first["pair_id"], "recommendation_id": answer["id"]}
+    paths = client.get("/schema/openapi.json").json()["paths"]
+    reads = {path: _query_of(item["get"]) for path, item in paths.items() if "get" in item}
+    every = set().union(*reads.values(), OF_PAGES)
+    cases = [(path, own, every) for path, own in reads.items()] + [(page, OF_PAGES, OF_PAGES) for page in PAGES]
+    for path, own, names in cases:
+        at = path.format(**ids, code="invalid")
+        asked = {**NAMES, "target_tokens": "5"} if path == "/recommend" else {}
+        for name in sorted(names):
+            rest = [(key, value) for key, value in asked.items() if key != name]
+            for values in (("a", "b"), *((text,) for text in HOSTILE)) if name in own else (("a",),):
+                got = client.get(at, params=rest + [(name, text) for text in values], follow_redirects=False)
+                assert got.status_code < 500, (at, name, values, got.text)
+                if name not in own or len(values) > 1:
+                    assert got.status_code in (422, 404), (at, name, values, got.text)
+
+
+def _query_of(operation: dict[str, Any]) -> set[str]:
+    return {each["name"] for each in operation.get("parameters", ()) if each["in"] == "query"}
+
+
 @pytest.mark.parametrize("name", ["fp8\n", "-fp8", "--kv", "fp8 x"])
 def test_a_dtype_is_one_word_that_is_no_option(client: Client, name: str) -> None:
     """A line end, a blank or a leading dash in kv_cache_dtype is refused, as a parameter and in a body."""

@@ -109,7 +109,8 @@ def test_rows_are_stale_when_their_pair_changed_or_was_asked_again(storage: Stor
         )
         assert (bare.model, bare.revision, bare.verdict, uow.fleet.count(None, None)) == ("org/new", -1, None, 4)
     written(storage, lambda uow: uow.fleet.ask_again(rows[1].pair_id))
-    written(storage, lambda uow: uow.pairs.bump(rows[2].pair_id))
+    told = Hardware(gpu=rows[2].gpu, gpu_count=rows[2].gpu_count), Model(name=rows[2].model, facts={"told": "later"})
+    written(storage, lambda uow: uow.pairs.ensure(*told))
     with storage.read() as uow:
         assert set(uow.fleet.stale()) == {new, rows[1].pair_id, rows[2].pair_id}
         assert uow.fleet.stale_count() == 3

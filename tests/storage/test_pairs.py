@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model
-from kvyield_server.errors import NotFoundError
 from kvyield_server.storage.records import (
     ApiToken,
     PageKey,
@@ -95,18 +94,10 @@ def test_asking_again_with_nothing_new_changes_nothing(storage: Storage) -> None
 
 
 def test_unknown_pairs_are_none(storage: Storage) -> None:
-    """Looking for a pair that is not there answers None; bumping it is an error."""
+    """Looking for a pair that is not there answers None."""
     with storage.read() as unit:
         assert unit.pairs.get(new_id()) is None
         assert unit.pairs.find("G", 1, "m") is None
-    assert isinstance(storage.write(lambda unit: unit.pairs.bump(new_id())).exception(), NotFoundError)
-
-
-def test_bump_counts_up(storage: Storage) -> None:
-    """Each bump returns the next revision, and readers see it."""
-    pair = ensure(storage)
-    assert storage.write(lambda unit: unit.pairs.bump(pair.id)).result() == pair.revision + 1
-    assert get(storage, pair).revision == pair.revision + 1
 
 
 def test_names_list_every_pair(storage: Storage) -> None:

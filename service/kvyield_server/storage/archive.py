@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from kvyield_server.domain.answers import Advice, Question
-from kvyield_server.domain.facts.accounts import Account, FieldChange
+from kvyield_server.domain.facts.accounts import Account
 from kvyield_server.domain.facts.observation import Hardware, Model, Observation
 from kvyield_server.domain.records import HistoryEntry, StoredObservation, StoredRecommendation
 from kvyield_server.storage.records import StoredAccount
@@ -35,15 +35,6 @@ class ArchivedAccount(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     is_timed: bool
     is_zoned: bool
     observation: Observation
-
-
-class ArchivedEntry(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    id: UUID
-    at: datetime
-    actor: str
-    action: str
-    reason: str | None
-    changes: list[FieldChange]
 
 
 class ArchivedAnswer(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -69,7 +60,7 @@ class Archive(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_def
     is_zoned: bool = False
     ids: list[UUID] = msgspec.field(default_factory=list)
     accounts: list[ArchivedAccount] = msgspec.field(default_factory=list)
-    history: list[ArchivedEntry] = msgspec.field(default_factory=list)
+    history: list[HistoryEntry] = msgspec.field(default_factory=list)
     recommendations: list[ArchivedAnswer] = msgspec.field(default_factory=list)
 
 
@@ -88,7 +79,7 @@ def archives_of(uow: UnitOfWork, observations: Sequence[StoredObservation]) -> l
             is_zoned=stored.is_zoned,
             ids=aliases.get(stored.observation.id, []),
             accounts=[_account(each) for each in accounts.get(stored.observation.id, [])],
-            history=[_entry(each) for each in stored.history],
+            history=list(stored.history),
             recommendations=answers.get(stored.observation.id, []),
         )
         for stored in observations
@@ -150,7 +141,7 @@ def restore(uow: UnitOfWork, stored: StoredObservation, archive: Archive) -> boo
     ]
     ledger.add_accounts(start.id, [StoredAccount(account=each) for each in told])
     ledger.add_ids(start.id, archive.ids)
-    ledger.add_history(start.id, [_history(each) for each in archive.history])
+    ledger.add_history(start.id, archive.history)
     return True
 
 
@@ -198,26 +189,4 @@ def _account(stored: StoredAccount) -> ArchivedAccount:
         is_timed=account.is_timed,
         is_zoned=account.is_zoned,
         observation=account.observation,
-    )
-
-
-def _entry(entry: HistoryEntry) -> ArchivedEntry:
-    return ArchivedEntry(
-        id=entry.id,
-        at=entry.at,
-        actor=entry.actor,
-        action=entry.action,
-        reason=entry.reason,
-        changes=list(entry.changes),
-    )
-
-
-def _history(entry: ArchivedEntry) -> HistoryEntry:
-    return HistoryEntry(
-        id=entry.id,
-        at=entry.at,
-        actor=entry.actor,
-        action="correction" if entry.action == "correction" else "merge",
-        changes=tuple(entry.changes),
-        reason=entry.reason,
     )

@@ -15,12 +15,8 @@ def open_storage(url: str) -> Storage:
     """
     parsed = database_url(url)
     if is_sqlite(parsed):
-        _make_current(url)
+        if migrate.current(url) != migrate.head():
+            migrate.upgrade(url)
     else:
         migrate.require_current(url)
     return Storage(engine_for(parsed, Use.READ), engine_for(parsed, Use.WRITE))
-
-
-def _make_current(url: str) -> None:
-    if migrate.current(url) != migrate.head():
-        migrate.upgrade(url)

@@ -11,7 +11,6 @@ from uuid import UUID
 from sqlalchemy import Connection, Select, bindparam, delete, exists, func, or_, select, update
 
 from kvyield_server.domain.facts.observation import Hardware, Model
-from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
 from kvyield_server.storage.paging import cut, pair_key
 from kvyield_server.storage.records import (
@@ -230,14 +229,6 @@ class Pairs:
         more = select(starts.c.pair_id).join(accounts, accounts.c.observation_id == starts.c.id)
         found = self._connection.execute(first.union(more.where(accounts.c.token_id == token_id)))
         return frozenset(found.scalars())
-
-    def bump(self, pair_id: UUID) -> int:
-        """Increment and return the revision. Adding or retracting an observation already does this by itself."""
-        statement = update(tables.pair).where(_pair.id == pair_id).values(revision=_pair.revision + 1)
-        revision: int | None = self._connection.execute(statement.returning(_pair.revision)).scalar()
-        if revision is None:
-            raise NotFoundError(f"No pair has the id {pair_id}.")
-        return revision
 
     def drop_empty(self, pair_id: UUID) -> None:
         """Remove a pair that nothing refers to: its starts were corrected to be of another."""

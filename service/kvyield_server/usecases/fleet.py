@@ -11,7 +11,6 @@ from collections.abc import Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -98,11 +97,7 @@ def look_at(storage: Storage, fits: FitCache, pairs: list[UUID]) -> None:
                 fit = _fit(uow, fits, pair)
                 rows.append(fleet_row(uow, pair, fit, datetime.now(UTC)))
                 found += [(pair.id, each) for each in drifts(fit)] if fit else []
-    storage.write(partial(_save, rows, found)).result()
-
-
-def _save(rows: list[FleetRow], drifts: list[tuple[UUID, Drift]], uow: UnitOfWork) -> None:
-    uow.fleet.save(rows, drifts)
+    storage.write(lambda uow: uow.fleet.save(rows, found)).result()
 
 
 def _fit(uow: UnitOfWork, fits: FitCache, pair: Pair) -> PairFit | None:

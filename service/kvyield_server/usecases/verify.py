@@ -34,8 +34,6 @@ def verify(
                 [("", f"The start has {len(known)} verifications; at most {MOST_VERIFICATIONS} are kept.")]
             )
         is_new = uow.observations.add_verification(observation_id, verification)
-        if is_new:
-            uow.pairs.bump(stored.pair_id)
         return Recorded(stored_observation(uow, observation_id), is_new)
 
     return job
