@@ -18,6 +18,7 @@ from kvyield_server.errors import InvalidError, KvyieldError, MissingExtraError
 from kvyield_server.settings import Settings, settings_from, shown
 
 ROLES = ("ingest", "read", "admin")
+MOST_DAYS = 36_500
 DATABASE = click.option(
     "--database", metavar="URL", help="sqlite:///file or postgresql+psycopg://... (KVYIELD_DATABASE)"
 )
@@ -277,7 +278,7 @@ def _lines(source: Path) -> Iterator[Any]:
 
 @main.command()
 @DATABASE
-@click.option("--older-than", type=click.IntRange(min=1), required=True, metavar="DAYS", help="Age in days")
+@click.option("--older-than", type=click.IntRange(1, MOST_DAYS), required=True, metavar="DAYS", help="Age in days")
 @click.option(
     "--export", "target", type=click.Path(dir_okay=False, path_type=Path), required=True, help="NDJSON file, made first"
 )

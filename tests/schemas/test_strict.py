@@ -12,11 +12,13 @@ from msgspec import Meta
 
 from kvyield_server.schemas import batch, observations, predictions, recommendations
 from kvyield_server.schemas.observations import ObservationIn
+from kvyield_server.schemas.paging import ObservationsQuery
 from kvyield_server.schemas.strict import (
     Fault,
     FaultyBodyError,
     MalformedJsonError,
     decode,
+    faults_of,
     keys_are_unique,
     pointer_to,
     shown,
@@ -188,3 +190,17 @@ def test_a_decoded_observation_is_what_was_posted() -> None:
     again = msgspec.to_builtins(decode(msgspec.json.encode(body), ObservationIn))
     assert {name: again[name] for name in ("outcome",)} == {"outcome": "failed"}
     assert again["hardware"]["gpu"] == "H200"
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [
+        ({"since": "yesterday"}, 'since is "yesterday": expected a time with its zone, such as 2026-05-30T22:00:00Z.'),
+        ({"since": "2026-05-30T22:00:00"}, "expected a time with its zone, such as 2026-05-30T22:00:00Z."),
+        ({"pair_id": "x"}, 'pair_id is "x": expected a UUID.'),
+    ],
+)
+def test_a_wrong_time_or_id_says_what_would_be_right(body: dict[str, str], wanted: str) -> None:
+    """In words that a caller understands, not the decoder's."""
+    (fault,) = faults_of(body, ObservationsQuery, strict=False)
+    assert fault.detail.endswith(wanted)

@@ -150,6 +150,15 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path: Path, folder: s
     assert answer.exit_code == 1
     assert isinstance(answer.exception, SystemExit)
     assert answer.output.startswith(f"Error: {target}: ")
+    answer = CliRunner().invoke(main, ["db", "backup", str(target), "--database", url])
+    assert (answer.exit_code, answer.output) == (1, f"Error: There is no folder {target.parent}.\n")
+
+
+def test_an_age_beyond_the_calendar_is_refused() -> None:
+    """Two hundred million years have no date; the message says what is allowed."""
+    answer = CliRunner().invoke(main, ["retire", "--older-than", "99999999999", "--export", "x"])
+    assert answer.exit_code == 2
+    assert "is not in the range 1<=x<=36500" in answer.output
 
 
 @pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql"])

@@ -291,6 +291,15 @@ def _struct_faults(value: dict[str, Any], struct: type[msgspec.Struct], pointer:
             yield Fault(pointer + pointer_to(name), f"{name} is needed and missing.")
 
 
+_WORDINGS = {
+    'str matching regex "\\S"': "text, not only blanks",
+    "Invalid RFC3339 encoded datetime": "Expected a time with its zone, such as 2026-05-30T22:00:00Z",
+    "datetime with a timezone component": "a time with its zone, such as 2026-05-30T22:00:00Z",
+    "Invalid UUID": "Expected a UUID",
+}
+"""What msgspec says of a value, and what to write instead."""
+
+
 def _sentence(value: Any, message: str, pointer: str) -> str:
     name = _last(pointer)
     expected = (

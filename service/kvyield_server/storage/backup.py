@@ -16,8 +16,8 @@ def backup(url: str, target: Path) -> int:
 
     Raises:
         ConflictError: the file exists.
-        NotFoundError: there is no database to copy.
-        InvalidError: the database is PostgreSQL, whose own tools do this better.
+        NotFoundError: there is no database to copy, or no folder to copy it to.
+        InvalidError: the copy cannot be written, or the database is PostgreSQL, whose own tools do this better.
     """
     return _copy(_path(url), target)
 
@@ -44,12 +44,19 @@ def _copy(source: Path, target: Path) -> int:
         raise ConflictError(f"{target} exists; it is not overwritten.")
     if not source.exists():
         raise NotFoundError(f"There is no database {source}.")
+    if not target.parent.is_dir():
+        raise NotFoundError(f"There is no folder {target.parent}.")
     partial = target.with_name(target.name + ".partial")
     partial.unlink(missing_ok=True)
-    with closing(sqlite3.connect(source)) as old, closing(sqlite3.connect(partial)) as new:
+    with closing(sqlite3.connect(source)) as old:
         _check(old, source)
-        old.backup(new)
-        new.execute("PRAGMA journal_mode = DELETE")
+        try:
+            with closing(sqlite3.connect(partial)) as new:
+                old.backup(new)
+                new.execute("PRAGMA journal_mode = DELETE")
+        except sqlite3.OperationalError as error:
+            partial.unlink(missing_ok=True)
+            raise InvalidError([("", f"{target} could not be written: {error}.")]) from None
     partial.chmod(0o600)
     os.link(partial, target)
     partial.unlink()
@@ -62,4 +69,4 @@ def _check(database: sqlite3.Connection, path: Path) -> None:
     except sqlite3.DatabaseError as error:
         answer = str(error)
     if answer != "ok":
-        raise InvalidError([("", f"{path} is no sound database: {answer}.")])
+        raise InvalidError([("", f"{path} is damaged or not a database: {answer}.")])

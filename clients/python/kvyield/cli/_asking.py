@@ -49,6 +49,7 @@ def selector_options(function: Function) -> Function:
 def selection(client: Client, settings: Settings, given: Mapping[str, Any]) -> dict[str, Any]:
     """The selector's fields; what was filled in is said. Raises `ConfigError` when the ledger leaves it open."""
     chosen = {name: given.get(name) for name in (*NAMES, "engine_version", "pair_id", "like")}
+    one_of("--pair", chosen["pair_id"])
     if chosen["like"] is not None:
         _fill_from(chosen, client.observation(one_of("--like", chosen["like"]) or ""))
     elif chosen["pair_id"] is None:
