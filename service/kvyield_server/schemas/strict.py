@@ -292,7 +292,7 @@ def _struct_faults(value: dict[str, Any], struct: type[msgspec.Struct], pointer:
 
 
 _WORDINGS = {
-    'str matching regex "\\S"': "text, not only blanks",
+    'str matching regex "\\\\S"': "text, not only blanks",
     "Invalid RFC3339 encoded datetime": "Expected a time with its zone, such as 2026-05-30T22:00:00Z",
     "datetime with a timezone component": "a time with its zone, such as 2026-05-30T22:00:00Z",
     "Invalid UUID": "Expected a UUID",
@@ -302,11 +302,9 @@ _WORDINGS = {
 
 def _sentence(value: Any, message: str, pointer: str) -> str:
     name = _last(pointer)
-    expected = (
-        message.split(" - at ", maxsplit=1)[0]
-        .replace("`", "")
-        .replace('str matching regex "\\\\S"', "text, not only blanks")
-    )
+    expected = message.split(" - at ", maxsplit=1)[0].replace("`", "")
+    for theirs, ours in _WORDINGS.items():
+        expected = expected.replace(theirs, ours)
     return f"{name} is {shown(value, name)}: {expected[0].lower()}{expected[1:]}."
 
 
