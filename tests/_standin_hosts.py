@@ -121,12 +121,12 @@ class Running:
         """The records of ``--json``: all that is on standard output."""
         return [json.loads(line) for line in self.out.splitlines()]
 
-    def wait_for(self, text: str, seconds: float = 60.0) -> None:
+    def wait_for(self, text: str, seconds: float = 180.0) -> None:
         """Waits until it said something."""
         until(lambda: text in self.err or self.process.poll() is not None, seconds)
         assert text in self.err, self.err
 
-    def end(self, number: int = signal.SIGTERM, seconds: float = 60.0) -> int:
+    def end(self, number: int = signal.SIGTERM, seconds: float = 120.0) -> int:
         """Sends a signal and waits for the end."""
         self.process.send_signal(number)
         return self.process.wait(seconds)
@@ -137,7 +137,7 @@ class Running:
             self.process.kill()
         self.process.wait()
 
-    def code(self, seconds: float = 90.0) -> int:
+    def code(self, seconds: float = 240.0) -> int:
         """Waits for it to end by itself."""
         try:
             return self.process.wait(seconds)
@@ -145,7 +145,7 @@ class Running:
             raise AssertionError(f"it did not end within {seconds:.0f} s: {self.err}") from None
 
 
-def until(holds: Callable[[], object], seconds: float = 60.0) -> None:
+def until(holds: Callable[[], object], seconds: float = 180.0) -> None:
     """Waits until something holds."""
     ends = time.monotonic() + seconds
     while not holds():

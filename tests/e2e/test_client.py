@@ -16,7 +16,7 @@ from kvyield import Client, Observation, Verification
 from kvyield._ids import start_id
 from kvyield._replay import SETTLED
 from kvyield.cli import main
-from kvyield.delivery import deliver_batch, keep
+from kvyield.delivery import deliver_batch, spool_observations
 from kvyield.spool import Spool
 
 
@@ -51,18 +51,18 @@ def test_a_newer_reader_and_a_replica_at_the_real_service(client: Client, tmp_pa
     assert client.observation(old[0].id or "").flags["page_size"] == 64
     pool = msgspec.structs.replace(old[0].measurements, pool_tokens=200_000)
     replica = seen(newer[0], host="gpu-02", measurements=pool)
-    assert [one.result for one in keep([replica], spool).send(client)] == ["stored"]
-    assert [one.result for one in keep([replica, newer[0]], spool).send(client)] == ["known", "known"]
+    assert [one.result for one in spool_observations([replica], spool).send(client)] == ["stored"]
+    assert [one.result for one in spool_observations([replica, newer[0]], spool).send(client)] == ["known", "known"]
     assert len(list(client.observations(model=model))) == 21
 
 
 def test_a_verification_that_comes_with_a_known_start_is_kept_once(client: Client, tmp_path: Path) -> None:
     """A start that was stored without its verification gets it from a later replay, once."""
     spool, bare = Spool(tmp_path / "spool"), sample(1, model="tests/verified")
-    keep([bare], spool).send(client)
+    spool_observations([bare], spool).send(client)
     verified = seen(bare, verifications=[Verification(prompt_tokens=60_010, passed=True)])
     for _ in range(2):
-        assert [one.result for one in keep([verified], spool).send(client)] == ["known"]
+        assert [one.result for one in spool_observations([verified], spool).send(client)] == ["known"]
     assert [one.prompt_tokens for one in client.observation(bare.id or "").verifications] == [60_010]
 
 
@@ -70,14 +70,16 @@ def test_a_watched_start_is_tied_to_the_advice_that_it_followed(client: Client, 
     """A watch posts the start first; a report that names the advice then ties the two; both again change nothing."""
     spool, watched = Spool(tmp_path / "spool"), sample(1, model="tests/watched")
     hardware = watched.hardware
-    keep([sample(0, model="tests/watched")], spool).send(client)
+    spool_observations([sample(0, model="tests/watched")], spool).send(client)
     kept = client.store_recommendation(
         target_tokens=1_000, model="tests/watched", gpu=hardware.gpu, gpu_count=hardware.gpu_count, engine="sglang"
     )
-    assert [one.result for one in keep([watched], spool).send(client)] == ["stored"]
+    assert [one.result for one in spool_observations([watched], spool).send(client)] == ["stored"]
     report = seen(watched, recommendation_id=kept.id)
     for _ in range(2):
-        assert [(one.result, one.reason) for one in keep([report], spool).send(client)] == [("known", SETTLED)]
+        assert [(one.result, one.reason) for one in spool_observations([report], spool).send(client)] == [
+            ("known", SETTLED)
+        ]
     assert client.recommendation(kept.id or "").observation_id == watched.id
     assert len(list(client.observations(model="tests/watched"))) == 2
 
@@ -85,9 +87,9 @@ def test_a_watched_start_is_tied_to_the_advice_that_it_followed(client: Client, 
 def test_a_start_that_was_retracted_says_so_when_it_is_posted_again(client: Client, tmp_path: Path) -> None:
     """A replay of a spool is known, and the reason of the retraction is told."""
     spool, start = Spool(tmp_path / "spool"), sample(1, model="tests/retracted")
-    keep([start], spool).send(client)
+    spool_observations([start], spool).send(client)
     client.retract(start.id or "", "the log of another machine")
-    [again] = keep([start], spool).send(client)
+    [again] = spool_observations([start], spool).send(client)
     assert again.result == "known"
     assert "was retracted on" in (again.reason or "")
     assert "the log of another machine; it counts as no evidence" in (again.reason or "")
@@ -98,7 +100,7 @@ def test_the_command_line_shows_what_was_changed_in_a_start(
 ) -> None:
     """`history ID` tells each field that a correction changed, with the old value, who and why."""
     start = sample(1, model="tests/corrected")
-    keep([start], Spool(tmp_path / "spool")).send(client)
+    spool_observations([start], Spool(tmp_path / "spool")).send(client)
     monkeypatch.setenv("KVYIELD_URL", server.url)
     monkeypatch.setenv("COLUMNS", "200")  # a narrow table folds the reason
     words = ["correct", str(start.id), "--gpu-memory-gib", "96", "--reason", "the driver's total"]
