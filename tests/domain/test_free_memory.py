@@ -15,6 +15,7 @@ from domain.measured_memory import in_full, ladder, measured_starts
 from domain.worked_starts import kimi_flags, start, worked_starts
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Estimate, Question
+from kvyield_server.domain.engines.vllm import default_sequences
 from kvyield_server.domain.facts.observation import (
     Failure,
     Flags,
@@ -178,6 +179,38 @@ def test_each_start_of_all_flags_is_met_from_all_others() -> None:
     assert sum(inside) >= 0.85 * len(inside)
 
 
+def test_vllm_free_memory_under_other_sequences_and_batches_is_held() -> None:
+    """On an H200 max_num_seqs is 1,024 where it is unset: 16 and 256 are told within 0.1 GiB from starts without it."""
+    starts = in_full("qwen3-8b", "vllm")
+    held, off = [], {}
+    for other in starts:
+        rest = fit_pair(PairEvidence(tuple(each for each in starts if each is not other)))
+        fit = rest.choose(engine=None, engine_version=None, like=None, flags=other.flags)
+        truth = other.measurements.free_at_ready_gib
+        assert fit is not None
+        assert truth is not None
+        free = at_ready(fit, other.flags)
+        held.append(free.low <= truth <= free.high)
+        off[other.flags.get("max_num_seqs")] = abs(free.median - truth)
+    assert sum(held) >= 0.9 * len(held)
+    assert max(off[16], off[256]) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "memory", "expected"),
+    [
+        ("NVIDIA H200", 140.4, 1024),
+        ("NVIDIA H100 80GB HBM3", 79.65, 1024),
+        ("NVIDIA A100-SXM4-80GB", 79.25, 256),
+        ("NVIDIA GB10", 121.69, 256),
+        ("NVIDIA L40S", 44.4, 256),
+        ("Some Accelerator", None, 256),
+    ],
+)
+def test_max_num_seqs_is_by_the_gpu_where_it_is_unset(gpu: str, memory: float | None, expected: int) -> None:
+    assert default_sequences(Hardware(gpu=gpu, gpu_count=1, memory_gib=memory)) == expected
+
+
 @pytest.mark.parametrize("deaths", [(0.94,), (0.80,), (0.94, 0.90), (0.60,)])
 @pytest.mark.parametrize("measured", [(), (0.87,)])
 def test_deaths_at_start_up_condition_free_memory_as_sampling_does(
@@ -194,7 +227,7 @@ def test_deaths_at_start_up_condition_free_memory_as_sampling_does(
     free = fit_free_memory(ran, line)
     given = fit_free_memory([*ran, *died], line, died)
     pools = [line.at(flags, at) for at in (asked, np.array(deaths))]
-    found = given.at(flags, asked, pools[0])
+    found, _ = given.at(flags, asked, pools[0])
     assert found is not None
     prior = free.posterior
     assert prior is not None

@@ -6,6 +6,8 @@ Sources: vLLM's worker and KV cache planning from 0.9.2 to 0.33.0.
 from __future__ import annotations
 
 from kvyield_server.domain.engines.spec import EngineSpec
+from kvyield_server.domain.facts.devices import usable_memory
+from kvyield_server.domain.facts.observation import Hardware
 
 VLLM = EngineSpec(
     title="vLLM",
@@ -41,3 +43,14 @@ VLLM = EngineSpec(
     },
     state_fields={"length": ("max_model_len",)},
 )
+
+LARGE_GPU_GIB = 70.0
+_WITHOUT_LARGE_DEFAULTS = ("a100", "gb10")
+
+
+def default_sequences(hardware: Hardware) -> int:
+    """Return max_num_seqs where it is unset: more on large GPUs (``get_batch_defaults``, 0.9 to 0.33)."""
+    memory = usable_memory(hardware)
+    is_large = memory is not None and memory.gib >= LARGE_GPU_GIB
+    name = hardware.gpu.lower()
+    return 1024 if is_large and not any(part in name for part in _WITHOUT_LARGE_DEFAULTS) else 256
