@@ -107,6 +107,7 @@ def test_advice_from_logs_without_a_service(ledger: Path, log: Path) -> None:
         (LOG.replace("mem_fraction_static=0.92, ", ""), "give --flag mem_fraction_static=VALUE"),
         (LOG, "give --gpu"),
         ("nothing here\n", "the logs hold no start that was ready or had failed"),
+        (LOG.partition("\n")[0] + "\n", "the logs end before the engine was ready or had failed; --take-unfinished"),
     ],
 )
 def test_what_a_log_lacks_is_one_sentence(ledger: Path, log: Path, text: str, words: str) -> None:

@@ -276,6 +276,16 @@ def test_wrong_options_are_told_before_anything_starts(host: Host, options: tupl
     assert not host.state.exists()
 
 
+def test_nothing_is_started_where_something_else_answers(host: Host) -> None:
+    """Its answers would be taken for those of the engine."""
+    running = serving(host.tune("--json", "--target-tokens", "30k"))
+    second = host.tune("--json", "--target-tokens", "30k", "--state", str(host.folder / "other"))
+    assert second.code() == 1
+    assert "something else answers at its address" in second.err
+    assert len(host.rows()) == 1
+    assert running.end() == 0
+
+
 def test_a_refused_token_is_told_before_the_engine_starts(host: Host, tmp_path: Path) -> None:
     """The engine serves all the same: an expired token must not take a service down."""
     folder = tmp_path / "service"

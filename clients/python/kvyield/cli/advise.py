@@ -93,6 +93,8 @@ def _imported(settings: Settings, given: dict[str, Any]) -> _wire.Observation:
     for (name, _), delivery in zip(whole, deliveries, strict=True):
         tally.settle(name, delivery)
     say(f"kvyield: {tally.summary()}")
+    if all(delivery.result in ("refused", "lost") for delivery in deliveries):
+        raise SourceError("no advice can be given: none of the logs' starts is in the ledger")
     return _newest(one for _, one in whole)
 
 
@@ -111,6 +113,9 @@ def _newest(starts: Iterable[_wire.Observation]) -> _wire.Observation:
 def _nothing(readings: list[Reading]) -> SourceError | IncompleteError:
     """Why the logs make no advice: what they lack, in one sentence that names the option."""
     lacking = [start for reading in readings for start in reading.starts if start.missing]
+    if not lacking and any(reading.unfinished for reading in readings):
+        told = "the logs end before the engine was ready or had failed"
+        return SourceError(f"no advice can be given: {told}; --take-unfinished takes a start with a pool as ready")
     if not lacking:
         return SourceError("no advice can be given: the logs hold no start that was ready or had failed")
     try:

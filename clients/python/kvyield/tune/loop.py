@@ -148,6 +148,8 @@ class Tune:
             return found
         if self.goal.is_dry:
             raise KvyieldError("no engine runs, and nothing is started with --dry-run")
+        if self.site.is_healthy():  # its answers would be taken for those of the engine that is started
+            raise KvyieldError(f"{self.launcher.name} does not run, and something else answers at its address")
         if not self.is_parent and (why := self._asked([f"the engine does not run: {self.launcher.name} is started"])):
             raise KvyieldError(f"the engine does not run, and it is not started: {why}")
         self._note_before(None)
