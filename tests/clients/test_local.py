@@ -120,6 +120,16 @@ def test_what_a_log_lacks_is_one_sentence(ledger: Path, log: Path, text: str, wo
     assert not ledger.exists()
 
 
+def test_a_log_whose_starts_are_all_refused_is_not_answered_from_older_ones(ledger: Path, log: Path) -> None:
+    """The advice would not be about this log."""
+    log.write_text(LOG)
+    assert run("advise", log, "--target-tokens", "200k", *FACTS).exit_code == 0
+    log.write_text(LOG.replace("mem_fraction_static=0.92", "mem_fraction_static=nan"))
+    result = run("advise", log, "--target-tokens", "200k", *FACTS)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "none of the logs' starts is in the ledger" in result.stderr
+
+
 def test_no_log_at_all_is_an_estimate(ledger: Path, tmp_path: Path) -> None:
     """From the model's config.json and the GPU alone; it is called what it is."""
     facts = {"num_hidden_layers": 32, "num_key_value_heads": 8, "head_dim": 128, "num_attention_heads": 32}
