@@ -57,7 +57,7 @@ def test_a_target_beyond_the_gpu_restarts_nothing(host: Host) -> None:
 
 def test_a_start_that_runs_out_of_memory_is_rolled_back_and_retried_lower(host: Host) -> None:
     """The old flags serve in between, are a row of their own, and are not charged with the death."""
-    host.standin = {"oom_above_fraction": 0.9275, "start_seconds": 0.7}
+    host.standin = {"oom_above_fraction": 0.9275, "start_seconds": 1.5}
     running = serving(host.tune("--yes", "--json"))
     outcomes = [(row.outcome, row.flags["mem_fraction_static"]) for row in host.rows()]
     assert outcomes == [("ready", 0.85), ("oom_startup", 0.928), ("ready", 0.85), ("ready", 0.926)]
@@ -67,7 +67,7 @@ def test_a_start_that_runs_out_of_memory_is_rolled_back_and_retried_lower(host: 
 
 def test_a_death_while_verifying_is_evidence_and_the_old_flags_serve_again(host: Host) -> None:
     """The row says how many tokens were sent; what was there before runs when tune gives up."""
-    host.standin = {"need_base_gib": 5.0}
+    host.standin = {"need_base_gib": 5.0, "start_seconds": 1.5}  # equal flags within two seconds are one start
     running = serving(host.tune("--yes", "--json", "--max-restarts", "1"))
     base, died, again = host.rows()
     assert [row.outcome for row in (base, died, again)] == ["ready", "oom_runtime", "ready"]
