@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from litestar import Litestar
 from litestar.datastructures import State
+from litestar.exceptions import HTTPException
 
 from kvyield_server.api.auth import own_hosts_only
 from kvyield_server.api.mcp import Agents
@@ -22,6 +23,7 @@ from kvyield_server.api.telemetry import Telemetry
 from kvyield_server.api.tracing import plugin
 from kvyield_server.errors import ForbiddenError
 from kvyield_server.pages.router import page_routers
+from kvyield_server.pages.session import answer_unrouted
 from kvyield_server.settings import Settings
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.uow import Storage
@@ -46,7 +48,7 @@ def create_app(settings: Settings, storage: Storage | None = None, traces: Trace
         guards=[own_hosts_only],
         request_class=StrictRequest,
         request_max_body_size=settings.max_body_bytes,
-        exception_handlers=EXCEPTION_HANDLERS,
+        exception_handlers={**EXCEPTION_HANDLERS, HTTPException: answer_unrouted},
         state=State({"services": services, "openapi": cache(lambda: document(API)), "agents": agents}),
         lifespan=[_lifespan(services, agents, traces)],
         plugins=[plugin(traces)] if traces else [],

@@ -49,7 +49,7 @@ def test_a_pair_opens_with_what_runs_now(page: Page, site: Site) -> None:
     expect(page.locator(".legend")).to_contain_text("safe window", use_inner_text=True)
     page.reload()
     expect(page.locator("#text-args")).to_contain_text(re.compile(r"--mem-fraction-static 0\.9[0-3]"))
-    page.get_by_label("Of the fractions that do, prefer").select_option("headroom")
+    page.get_by_label("Preferred fraction").select_option("headroom")
     page.get_by_role("button", name="Advise").click()
     expect(page.locator("#text-args")).to_contain_text("--mem-fraction-static 0.86")
 
@@ -71,7 +71,7 @@ def read_at(page: Page, fraction: str) -> list[str]:
     page.locator("#stage").focus()
     page.keyboard.press("Home")
     for _ in range(120):
-        if (page.locator("#readout").text_content() or "").startswith(f"mem_fraction_static {fraction}pool"):
+        if (page.locator("#readout").text_content() or "").startswith(f"mem_fraction_static {fraction}predicted pool"):
             break
         page.keyboard.press("ArrowRight")
     told = re.search(r"at ready ([\d.,]+) GiB \(90 %: ([\d.,]+ to [\d.,]+)\)", page.locator("#readout").inner_text())

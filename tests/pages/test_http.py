@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
 
 import pytest
 from litestar.testing import TestClient
 
 from _storages import fresh_storage
 from kvyield_server.app import create_app
+from kvyield_server.pages.pair_page import HISTORY, QUESTION
 from kvyield_server.pages.session import safe_next
 from kvyield_server.settings import Settings
 from kvyield_server.storage.records import Role
@@ -59,8 +60,6 @@ def test_pages_are_locked_down(client: Client, path: str) -> None:
     """No inline script or style may run, no other site may frame a page, and types are not guessed."""
     headers = client.get(path).headers
     assert headers["x-content-type-options"] == "nosniff"
-    if path == "/ui/nothing-here":
-        return
     policy = headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
@@ -123,6 +122,87 @@ def test_a_broken_filter_or_page_token_is_said(client: Client, storage: Storage)
     assert (history.status_code, "No such filter" in history.text) == (200, True)
     assert client.get("/ui?page_token=bogus").status_code == 422
     assert client.get(f"/ui/pairs/{pair(storage)}?page_token=bogus").status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/ui/nothing", "/ui/pairs", "/ui/pairs/1", "/ui/observations/x/y", "/ui/%ff"])
+def test_an_address_that_leads_nowhere_is_a_page(client: Client, path: str) -> None:
+    """Whoever mistypes an address below the pages gets a page with the way back; a static file and the API do not."""
+    answer = client.get(path)
+    assert (answer.status_code, answer.headers["content-type"]) == (404, "text/html; charset=utf-8")
+    assert 'href="/ui"' in answer.text
+    for other in ("/ui/static/none.js", "/nothing"):
+        assert client.get(other).headers["content-type"].startswith("application/problem+json")
+
+
+def pages_of(client: Client, storage: Storage) -> list[str]:
+    """Return the address of every page and every part of one."""
+    one = f"/ui/pairs/{pair(storage)}"
+    start = f"/ui/observations/{newest(storage)}"
+    parts = ("", "/advice", "/history", "/compare")
+    return ["/ui", "/ui/fleet", "/ui/drift", "/ui/advice", "/ui/sign-in", start, *(one + part for part in parts)]
+
+
+def test_a_parameter_that_no_page_takes_is_named(client: Client, storage: Storage) -> None:
+    """On every page an unknown parameter is a 422 page that names it and leads to the page without it."""
+    for path in pages_of(client, storage):
+        answer = client.get(f"{path}?colour=red")
+        assert (answer.status_code, answer.headers["content-type"]) == (422, "text/html; charset=utf-8"), path
+        assert "colour is not a parameter of this page" in answer.text
+        assert f'href="{path}"' in answer.text
+
+
+@pytest.mark.parametrize(
+    "value", ["", "x", "-1", "1e999", "%00", "%ff", "%E2%80%AE", "9" * 400, "a" * 5_000, "[]", "null"]
+)
+def test_no_parameter_breaks_a_page(client: Client, storage: Storage, value: str) -> None:
+    """Whatever a known parameter holds, the answer is a page and never the service's own fault."""
+    for path in pages_of(client, storage):
+        for name in (*QUESTION, *HISTORY, "search", "show", "sort", "page", "versions", "next", "start"):
+            answer = client.get(f"{path}?{name}={value}")
+            assert answer.status_code in (200, 404, 422), (path, name)
+            assert answer.headers["content-type"] == "text/html; charset=utf-8"
+
+
+def test_a_parameter_given_twice_is_named(client: Client, storage: Storage) -> None:
+    """Of two values none is taken silently; ids of starts to compare come in twos."""
+    one = f"/ui/pairs/{pair(storage)}"
+    for query in (
+        "/ui?search=a&search=a",
+        "/ui/fleet?page=1&page=2",
+        f"{one}?host=a&host=b",
+        f"{one}?prefer=pool&prefer=",
+    ):
+        answer = client.get(query)
+        assert (answer.status_code, "is given more than once; give it once." in answer.text) == (422, True), query
+
+
+def test_a_deployment_that_is_not_there_is_said(client: Client, storage: Storage) -> None:
+    """No other deployment is shown, advised or kept under the name of one that does not exist."""
+    one = f"/ui/pairs/{pair(storage)}"
+    for answer in (
+        client.get(f"{one}?deployment=gone"),
+        client.get(f"{one}/advice?deployment=gone&target_tokens=1000"),
+        client.post(f"{one}/advice", data={"deployment": "gone", "target_tokens": "1000"}),
+    ):
+        assert (answer.status_code, "has no deployment gone" in answer.text) == (404, True)
+
+
+def test_only_starts_of_the_pair_are_compared(client: Client, storage: Storage) -> None:
+    """A start of another hardware is not shown under this one's name."""
+    other = client.post("/observations", json={**worked_case()[0], "model": {"name": "other"}}).json()
+    one = pair(storage)
+    with storage.read() as unit:
+        mine = unit.observations.of_pair(UUID(one))[0].observation.id
+    answer = client.get(f"/ui/pairs/{one}/compare?start={mine}&start={other['id']}")
+    assert (answer.status_code, other["id"] in answer.text) == (422, True)
+
+
+def test_a_faulty_question_keeps_the_lines(client: Client, storage: Storage) -> None:
+    """Beside the fault, said with the field's label, the fitted lines are still there to draw and to read."""
+    text = client.get(f"/ui/pairs/{pair(storage)}?target_tokens=many").text
+    assert "Target: longest prompt, tokens: &#34;many&#34;; expected a whole number." in text
+    assert '"running": 0.94' in text
+    assert '<th role="rowheader" scope="row" class="num">0.94</th>' in text
 
 
 def test_a_faulty_question_is_said_beside_its_field(client: Client, storage: Storage) -> None:

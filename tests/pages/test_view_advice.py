@@ -9,7 +9,9 @@ import pytest
 
 from kvyield_server.domain.answers import (
     AdvicePrediction,
+    Caution,
     Change,
+    Estimate,
     Headline,
     HeadlineCode,
     Lever,
@@ -72,10 +74,38 @@ def test_an_infeasible_target_names_what_stands_in_the_way() -> None:
 
 
 def test_what_is_not_predicted_is_a_dash() -> None:
-    """Without evidence there are no figures and no probabilities."""
+    """Without evidence there are no figures, no probabilities and no window; one unknown figure is a dash."""
     shown = view(status=Status.NOT_ENOUGH_EVIDENCE, prediction=AdvicePrediction(), probability=None, restarts=None)
-    assert [(figure.value, figure.note) for figure in shown.figures] == [("—", "")] * 3
-    assert (shown.restarts, shown.minutes) == ("—", "")
+    assert (shown.figures, shown.restarts, shown.minutes, shown.window) == ((), "—", "", "not known")
+    pool = Estimate(median=1, low=0, high=2)
+    shown = view(prediction=AdvicePrediction(pool_tokens=pool), probability=None)
+    assert [(figure.value, figure.note) for figure in shown.figures] == [("1 token", ""), ("—", ""), ("—", "")]
+
+
+def test_what_was_measured_has_no_interval() -> None:
+    """What runs is kept with its own figures, said to be measured; a narrow interval has two ends."""
+    pool, free = Estimate(median=218_484, low=218_484, high=218_484), Estimate(median=10.37, low=10.37, high=10.37)
+    headroom = Estimate(median=5.52, low=5.51, high=5.53)
+    shown = view(prediction=AdvicePrediction(pool_tokens=pool, free_at_ready_gib=free, headroom_gib=headroom)).figures
+    assert [(figure.value, figure.span) for figure in shown] == [
+        ("218,484 tokens", "measured"),
+        ("10.37 GiB", "measured"),
+        ("5.5 GiB", "5.51 to 5.53"),
+    ]
+
+
+def test_an_infeasible_target_plans_no_restart() -> None:
+    """Its figures are those of the nearest fraction, by name; no restart and no verification are planned."""
+    shown = view(status=Status.INFEASIBLE, headline=line("infeasible"))
+    assert (shown.nearest, shown.restarts, shown.verification) == ("mem_fraction_static 0.926", "—", "—")
+    assert view().nearest == ""
+
+
+def test_nothing_is_said_twice() -> None:
+    """A warning or an explanation that the headline has already is left out."""
+    warnings = (Caution(code="a", detail="As it is."), Caution(code="b", detail="Another."))
+    shown = view(headline=line("keep"), warnings=warnings, explanation="As it is.")
+    assert (shown.warnings, shown.explanation) == (("Another.",), "")
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,22 @@ def test_the_lines_reach_all_that_must_be_seen() -> None:
     assert fractions([], [], 3) == [0.45, 0.7, 0.95]
 
 
+def test_counts_of_blocks_have_an_axis_of_their_own() -> None:
+    """LMDeploy's counts reach as far as what is advised, and no fraction is among them; nor a count among fractions."""
+    starts = [observation(1, 0.7), observation(2, 2000.0), observation(3, None)]
+    along = fractions(starts, [2000, 4782], 21)
+    assert (along[0], along[-1]) == (1600.0, 5260.0)
+    assert {2000.0, 4782.0} < set(along)
+    assert all(each == int(each) for each in along)
+    assert max(fractions(starts, [0.7], 21)) < 1
+    assert fractions([observation(1, 1.5)], [1.2], 3)[0] == 1.0
+
+
+def test_a_count_is_written_as_one_types_it() -> None:
+    """A flag's value has no commas, also where it is a count in the thousands."""
+    assert [row.fraction for row in line_view([(4782.0, prediction(1, 1.0))]).rows] == ["4782"]
+
+
 def test_the_table_says_what_the_lines_draw() -> None:
     """Each line of the table holds the plot's own figures, with units; unknown ones are dashes."""
     view = line_view([(0.9, prediction(100_000, 6.0)), (0.95, prediction(None, None))])

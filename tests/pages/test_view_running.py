@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kvyield_server.domain.facts.observation import Measurements, Observation, Verification
+import pytest
+
+from kvyield_server.domain.facts.observation import Measurements, Observation, Outcome, Verification
 from kvyield_server.pages.views.running import RunningView, running_view
 from kvyield_server.schemas.common import EstimateOut
 from pages.values import observation
@@ -45,6 +47,15 @@ def test_a_bound_is_no_free_memory_at_ready() -> None:
     bound = Measurements(pool_tokens=1, free_at_ready_gib=10.37, free_at_pool_end_gib=10.37)
     free = view(observation(measurements=bound)).figures[1]
     assert (free.value, free.note) == ("≤ 10.37 GiB", "at pool end, before graphs: an upper bound")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ended"),
+    [(Outcome.READY, ""), (Outcome.OOM_RUNTIME, "OOM at run time"), (Outcome.FAILED, "failed")],
+)
+def test_what_came_up_and_died_is_not_said_to_run(outcome: Outcome, ended: str) -> None:
+    """A start that ran out of memory while serving says so where its flags are shown."""
+    assert view(observation(outcome=outcome)).ended == ended
 
 
 def test_no_prompt_no_headroom() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from datetime import timedelta
 from uuid import UUID
 
+import msgspec
 import pytest
 
 from kvyield_server.domain.facts.observation import Cause, Failure, Measurements, Outcome, Phase, Verification
+from kvyield_server.domain.model.evidence import Label
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.observation import memory_steps, observation_view
-from kvyield_server.pages.views.pairs import alerts_of, labels_of, memory_text, pair_row
-from kvyield_server.pages.views.starts import minutes_text, note_of, start_row, verification_text
-from kvyield_server.schemas.observations import ObservationOut
+from kvyield_server.pages.views.pairs import QUIET, alerts_of, labels_of, memory_text, pair_row
+from kvyield_server.pages.views.starts import minutes_text, note_of, start_row, told_apart, verification_text
+from kvyield_server.pages.views.words import token_count
+from kvyield_server.schemas.observations import HistoryEntryOut, ObservationOut
 from kvyield_server.schemas.pairs import pair_out
 from kvyield_server.storage.records import Pair
 from pages.values import HARDWARE, NOON, kept, observation, summary
@@ -154,8 +158,39 @@ def test_a_pair_shouts_only_what_someone_should_look_at() -> None:
     """Drift comes first, each label once; what the count of failures says already is left out."""
     fits = [summary(labels=("confounded", "oom_startup")), summary(labels=("drift", "capped"))]
     assert alerts_of(fits) == ("drift", "confounded")
-    assert labels_of(fits[1]) == (("drift", True), ("capped", False))
-    assert labels_of(fits[0]) == (("confounded", True),)
+    assert [(label.word, label.is_loud) for label in labels_of(fits[1])] == [("drift", True), ("capped", False)]
+    assert [(label.word, label.is_loud) for label in labels_of(fits[0])] == [("confounded", True)]
+
+
+@pytest.mark.parametrize("label", set(Label) - QUIET)
+def test_every_label_is_explained(label: Label) -> None:
+    """What a fit is marked with has a sentence that says what it means."""
+    (shown,) = labels_of(summary(labels=(label.value,)))
+    assert shown.meaning.endswith(".")
+
+
+def test_starts_whose_times_look_alike_are_told_apart() -> None:
+    """Two starts within one second have the end of their id beside the time; others have not."""
+    one, other = (kept(observation(number, observed_at=NOON + timedelta(milliseconds=number))) for number in (1, 2))
+    rows = told_apart([start_row(one), start_row(other), start_row(kept(observation(3)))])
+    assert [row.tail for row in rows] == ["000001", "000002", ""]
+
+
+def test_of_many_prompts_and_changes_the_newest_are_shown() -> None:
+    """A start's page does not grow with its verifications' bars or its corrections."""
+    proofs = tuple(replace(PASSED, prompt_tokens=1_000 + number, lowest_free_gib=2.0) for number in range(40))
+    start = kept(observation(verifications=proofs))
+    entry = HistoryEntryOut(at=NOON, action="correction", actor="a", reason=None, changes=[])
+    view = observation_view(msgspec.structs.replace(start, history=[entry] * 60), [])
+    assert (view.older_prompts, view.older_changes, len(view.history)) == (28, 10, 50)
+    assert view.memory[-1].moment == "lowest during the prompt of 1,039 tokens"
+    assert len(view.memory) == 1 + 2 * 12
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 tokens"), (1, "1 token"), (10**15, "1,000,000,000,000,000 tokens")])
+def test_a_count_of_tokens_has_its_word(count: int, text: str) -> None:
+    """One token is not plural."""
+    assert token_count(count) == text
 
 
 def test_a_pair_without_a_start_left_is_still_listed() -> None:

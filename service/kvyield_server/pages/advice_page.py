@@ -26,7 +26,7 @@ PAGE_SIZE = 25
 LEVELS = (0.5, 0.8, 0.9, 0.95)
 
 
-@look("/ui/advice")
+@look("/ui/advice", "page_token")
 async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
     """Show past advice, the newest first, with its calibration."""
     services, token = services_of(request), given_once(request).get("page_token")

@@ -12,9 +12,9 @@ from kvyield_server.api.services import Services
 from kvyield_server.domain.answers import Advice, Question, Status
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Flags, Scalar
 from kvyield_server.domain.records import StoredRecommendation
-from kvyield_server.errors import InvalidError
+from kvyield_server.errors import InvalidError, NotFoundError
 from kvyield_server.pages.asking import Asked, asked, default_target, is_asked
-from kvyield_server.pages.running import flags_as_set, line_along, running_fraction, running_values
+from kvyield_server.pages.running import flags_as_set, has_ended, line_along, running_fraction, running_values
 from kvyield_server.pages.views.advice import FORMATS, advice_view
 from kvyield_server.pages.views.plot import LineView, overlay
 from kvyield_server.schemas.common import EstimateOut
@@ -56,8 +56,10 @@ def advised(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
     fields = [*form.values.items(), ("deployment", given.get("deployment", ""))]
     values = {"asked": form.values, "faults": form.faults, "question_fields": fields}
     nothing = {"advice": None, "running": None, "overlay": None, "numbers": ()}
-    if form.question is None or fit is None:
+    if fit is None:
         return {**values, **nothing}
+    if form.question is None:
+        return {**values, **nothing, **running_values(fit, None)}
     if not is_asked(given):
         headroom = _verified_headroom(uow, services, form.question, fit)
         return {**values, **nothing, **running_values(fit, headroom)}
@@ -68,7 +70,8 @@ def _answered(answer: Answer, services: Services, pair: Pair) -> dict[str, Any]:
     services.metrics.recommendations.labels(answer.advice.status.value).inc()
     out, target = advice_out(answer.advice, pair.id), answer.question.target_tokens
     line, need = line_of(answer), prompt_need(answer)
-    drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need)
+    ended = has_ended(answer.fit)
+    drawn = overlay(out, running=answer.running_fraction, target_tokens=target, need=need, has_ended=ended)
     view = advice_view(out, target_tokens=target, texts=texts_of(answer.advice))
     return {"advice": view, "overlay": {**drawn, "line": line.data}, "numbers": line.rows}
 
@@ -114,10 +117,21 @@ def form_of(fits: PairFit, pair: Pair, given: Mapping[str, str]) -> Asked:
 
 
 def chosen_deployment(fits: PairFit, given: Mapping[str, str]) -> DeploymentFit | None:
-    """Return the deployment that the page is about: the one named, else the newest; None when there is none."""
+    """Return the deployment that the page is about: the one named, else the newest; None when there is none.
+
+    Raises:
+        NotFoundError: there is none of that name.
+    """
     wanted = given.get("deployment")
-    named = (fit for fit in fits.deployments if fit.summary.deployment_id == wanted)
-    return next(named, fits.deployments[0] if fits.deployments else None)
+    if not wanted or not fits.deployments:
+        return fits.deployments[0] if fits.deployments else None
+    named = next((fit for fit in fits.deployments if fit.summary.deployment_id == wanted), None)
+    if named is None:
+        raise NotFoundError(
+            f"This pair has no deployment {wanted[:60]}; a new start or a correction may have renamed it. "
+            "Open the pair without it."
+        )
+    return named
 
 
 def answer_of(uow: UnitOfWork, services: Services, asked: QuestionIn) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,24 +16,33 @@ from kvyield_server.pages.views.starts import CONTEXT_FLAGS
 from kvyield_server.schemas.recommendations import QuestionIn, recommendation_faults
 from kvyield_server.schemas.strict import Fault, faults_of
 
-FIELDS = (
-    "target_tokens",
-    "reply_tokens",
-    "concurrent",
-    "confidence",
-    "prefer",
-    "max_running_requests",
-    "kv_cache_dtype",
-    "chunked_prefill_size",
-    "prompt_need_gib",
-)
+LABELS = {
+    "target_tokens": "Target: longest prompt, tokens",
+    "reply_tokens": "Reply, tokens",
+    "concurrent": "Such prompts at once",
+    "confidence": "Confidence, pool and memory each",
+    "prefer": "Preferred fraction",
+    "max_running_requests": "Running requests, at most",
+    "kv_cache_dtype": "KV cache dtype",
+    "chunked_prefill_size": "Prefill chunk, tokens",
+    "prompt_need_gib": "Prompt need, GiB",
+}
+FIELDS = tuple(LABELS)
 CONFIDENCES = ("0.8", "0.9", "0.95", "0.99")
 PREFERENCES = (
-    ("keep", "what runs, or the nearest to it"),
-    ("headroom", "the smallest fraction: most memory left"),
-    ("pool", "the largest fraction: most tokens"),
+    ("keep", "closest to what runs"),
+    ("headroom", "smallest: most memory"),
+    ("pool", "largest: most tokens"),
 )
 _NUMBERS = frozenset(FIELDS) - {"kv_cache_dtype", "prefer"}
+_IN_WORDS = (
+    (re.compile(r"expected int\b"), "expected a whole number"),
+    (re.compile(r"expected float\b"), "expected a number"),
+    (re.compile(r"expected str matching regex .*"), "expected letters, digits, dots, dashes and underscores."),
+    (re.compile(r"( \| null)?, got str"), ""),
+    (re.compile(r">= (\S+?)\.?$"), r"of at least \1."),
+    (re.compile(r"<= (\S+?)\.?$"), r"of at most \1."),
+)
 _SPACERS = str.maketrans("", "", ",_'\u00a0\u2009\u202f ")
 _SOME_TARGET = 32_768
 
@@ -86,5 +96,14 @@ def _by_field(faults: list[Fault]) -> dict[str, str]:
     found: dict[str, str] = {}
     for fault in faults:
         name = fault.pointer.removeprefix("/").partition("/")[0]
-        found.setdefault(name if name in FIELDS else "target_tokens", fault.detail)
+        found.setdefault(name if name in FIELDS else "target_tokens", _in_words(name, fault.detail))
     return found
+
+
+def _in_words(name: str, detail: str) -> str:
+    """Return a fault with the field's label for its name, and types as a person says them."""
+    value, colon, rule = detail.partition(": expected ")
+    value, rule = value.replace(f"{name} is ", f"{LABELS.get(name, name)}: ", 1), colon.removeprefix(": ") + rule
+    for pattern, words in _IN_WORDS:
+        rule = pattern.sub(words, rule)
+    return f"{value}; {rule}" if colon else value

@@ -62,14 +62,14 @@ class DriftQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     page: PageNumber = 1
 
 
-@look("/ui/fleet")
+@look("/ui/fleet", *FleetQuery.__struct_fields__)
 async def show_fleet(request: Request[Any, Any, Any]) -> Response[str]:
     """Show all pairs with what runs now and whether it answers its last question."""
     services, asked = services_of(request), _query(request, FleetQuery, FLEET_SORTS)
     await _nearly_up_to_date(services)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
-        search, show = asked.search.strip().replace("\0", "") or None, asked.show or None
+        search, show = asked.search.strip() or None, asked.show or None
         total, offset = uow.fleet.count(search, show), PAGE_SIZE * (asked.page - 1)
         sort, is_descending = _direction(asked.sort)
         rows = uow.fleet.page(search, show, sort=sort, is_descending=is_descending, offset=offset, size=PAGE_SIZE)
@@ -85,7 +85,7 @@ async def show_fleet(request: Request[Any, Any, Any]) -> Response[str]:
     return page(request, "fleet.html", {**shown, **await services.read(work)})
 
 
-@look("/ui/drift")
+@look("/ui/drift", *DriftQuery.__struct_fields__)
 async def show_drift(request: Request[Any, Any, Any]) -> Response[str]:
     """Show what changed between two versions of an engine over all pairs."""
     services, asked = services_of(request), _query(request, DriftQuery, DRIFT_SORTS)

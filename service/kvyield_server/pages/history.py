@@ -10,7 +10,7 @@ import msgspec
 
 from kvyield_server.api.pagination import key_of, page_of, where_of
 from kvyield_server.domain.facts.observation import EngineName, Outcome
-from kvyield_server.pages.views.starts import start_row
+from kvyield_server.pages.views.starts import start_row, told_apart
 from kvyield_server.pages.views.words import engine_word, outcome_word
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.schemas.paging import ObservationsQuery
@@ -35,7 +35,7 @@ def history_values(uow: UnitOfWork, pair_id: UUID, given: Mapping[str, str]) -> 
         uow.observations.page(where_of(query), key_of(token, NEWEST_OBSERVED), PAGE_SIZE), from_domain, NEWEST_OBSERVED
     )
     return {
-        "starts": [start_row(start) for start in found.items],
+        "starts": told_apart([start_row(start) for start in found.items]),
         "next_token": found.next_page_token,
         "is_later": bool(token),
         "filters": {name: filters.get(name, "") for name in FILTERS},

@@ -15,7 +15,7 @@ from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.advising import advised, chosen_deployment, store_advice
-from kvyield_server.pages.asking import CONFIDENCES, FIELDS, PREFERENCES
+from kvyield_server.pages.asking import CONFIDENCES, FIELDS, LABELS, PREFERENCES
 from kvyield_server.pages.history import FILTERS, history_values
 from kvyield_server.pages.pairs_page import row_of
 from kvyield_server.pages.rendering import address_after, page
@@ -23,15 +23,18 @@ from kvyield_server.pages.session import LOOKS, look
 from kvyield_server.pages.views.comparison import compare
 from kvyield_server.pages.views.pairs import hardware_text, labels_of, memory_text
 from kvyield_server.pages.views.plot import starts_view
-from kvyield_server.pages.views.starts import start_row
+from kvyield_server.pages.views.starts import start_row, told_apart
 from kvyield_server.schemas.observations import from_domain
 from kvyield_server.storage.records import Pair
 from kvyield_server.storage.uow import UnitOfWork
 from kvyield_server.storage.values import utc_now
 from kvyield_server.usecases.browse import stored_observation, stored_pair
 
+QUESTION = ("deployment", *FIELDS)
+HISTORY = (*FILTERS, "page_token")
 
-@look("/ui/pairs/{pair_id:uuid}")
+
+@look("/ui/pairs/{pair_id:uuid}", *QUESTION, *HISTORY)
 async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show a pair whole."""
     services, given = services_of(request), given_once(request)
@@ -44,7 +47,7 @@ async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) ->
     return page(request, "pair.html", await services.read(work))
 
 
-@look("/ui/pairs/{pair_id:uuid}/advice")
+@look("/ui/pairs/{pair_id:uuid}/advice", *QUESTION)
 async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the advice alone, for a form that changed."""
     services, given = services_of(request), given_once(request)
@@ -53,7 +56,7 @@ async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) 
         return {"row": {"id": pair_id}, "is_swap": True, **advised(uow, services, stored_pair(uow, pair_id), given)}
 
     values = await services.read(work)
-    said = {name: given.get(name) for name in ("deployment", *FIELDS)}
+    said = {name: given.get(name) for name in QUESTION}
     address = address_after(request, f"/ui/pairs/{pair_id}", said)
     status = 422 if values["faults"] else 200
     return page(request, "advice.html", values, status_code=status, headers={"HX-Replace-Url": address})
@@ -71,7 +74,7 @@ async def store_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID])
     return Response("", status_code=303, headers={"Location": f"/ui/advice#{stored.id}"}, media_type=MediaType.HTML)
 
 
-@look("/ui/pairs/{pair_id:uuid}/history")
+@look("/ui/pairs/{pair_id:uuid}/history", *HISTORY)
 async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the history alone, filtered."""
     services, given = services_of(request), given_once(request)
@@ -84,7 +87,7 @@ async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID])
     return page(request, "history.html", values, headers={"HX-Replace-Url": address})
 
 
-@look("/ui/pairs/{pair_id:uuid}/compare")
+@look("/ui/pairs/{pair_id:uuid}/compare", several=("start",))
 async def show_comparison(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show two starts of a pair side by side, the older one first."""
     services = services_of(request)
@@ -92,13 +95,17 @@ async def show_comparison(request: Request[Any, Any, Any], pair_id: FromPath[UUI
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         found = [from_domain(stored_observation(uow, start)) for start in chosen]
+        for start in found:
+            if start.pair_id != pair_id:
+                raise InvalidError([("/start", f"The start {start.id} is of another pair; choose two of this pair.")])
         first, second = sorted(found, key=lambda start: start.observed_at)
         pair = stored_pair(uow, pair_id)
         row = {"id": pair_id, "model": pair.model.name, "hardware": hardware_text(pair.hardware)}
+        rows = told_apart([start_row(first), start_row(second)])
         return {
             "row": row,
-            "first": start_row(first),
-            "second": start_row(second),
+            "first": rows[0],
+            "second": rows[1],
             "comparison": compare(first, second),
         }
 
@@ -135,6 +142,7 @@ def _fitted(uow: UnitOfWork, services: Services, pair: Pair, given: Mapping[str,
         "curve_flag": FRACTION_FLAG[fit.engine],
         "confidences": CONFIDENCES,
         "preferences": PREFERENCES,
+        "field_labels": LABELS,
         "kept": [(name, given[name]) for name in FIELDS if given.get(name)],
         **advised(uow, services, pair, given),
     }

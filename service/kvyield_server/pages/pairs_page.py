@@ -32,12 +32,12 @@ PAGE_SIZE = 25
 MOST_SEARCHED = 200
 
 
-@look("/ui")
+@look("/ui", "search", "page_token")
 async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
     """Show pairs, the newest first, or how to record the first one."""
     services = services_of(request)
     given = given_once(request)
-    search = given.get("search", "").strip()[:MOST_SEARCHED].replace("\0", "")
+    search = given.get("search", "").strip()[:MOST_SEARCHED]
     token = given.get("page_token")
 
     def work(uow: UnitOfWork) -> dict[str, Any]:

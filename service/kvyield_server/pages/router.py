@@ -21,9 +21,10 @@ from kvyield_server.pages import (
     sign_in,
 )
 from kvyield_server.pages.rendering import SECURITY_HEADERS, STATIC_FOLDER, STATIC_PATH
-from kvyield_server.pages.session import answer_page_error, own_forms_only
+from kvyield_server.pages.session import answer_page_error, known_parameters_only, own_forms_only
 
 MAX_PATH_BYTES = 200
+
 
 HANDLERS = (
     pairs_page.show_pairs,
@@ -49,7 +50,7 @@ def page_routers() -> Sequence[Router]:
     pages = Router(
         "/",
         route_handlers=HANDLERS,
-        guards=[own_forms_only],
+        guards=[own_forms_only, known_parameters_only],
         include_in_schema=False,
         exception_handlers={
             KvyieldError: answer_page_error,

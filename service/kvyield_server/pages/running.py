@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, Flags, Scalar
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Flags, Outcome, Scalar
 from kvyield_server.pages.views.plot import LineView, fractions, line_view, nothing_asked
 from kvyield_server.pages.views.running import running_view
 from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out
@@ -20,7 +20,7 @@ def running_values(fit: DeploymentFit, headroom: EstimateOut | None) -> dict[str
     """Return what the page shows before anything is asked; ``headroom`` is of the longest verified prompt."""
     fraction, flags = running_fraction(fit), flags_as_set(fit)
     line = line_along(fit, flags, (fraction,))
-    drawn = {**nothing_asked(fraction), "line": line.data}
+    drawn = {**nothing_asked(fraction, has_ended=has_ended(fit)), "line": line.data}
     if fit.runs is None:
         return {"running": None, "overlay": drawn, "numbers": line.rows}
     predicted = fit.predict(flags)
@@ -37,6 +37,11 @@ def running_values(fit: DeploymentFit, headroom: EstimateOut | None) -> dict[str
 def running_fraction(fit: DeploymentFit) -> Scalar:
     """Return the fraction of what runs; None when nothing came up or it is not known."""
     return fit.runs.flags.get(FRACTION_FLAG[fit.summary.engine]) if fit.runs else None
+
+
+def has_ended(fit: DeploymentFit) -> bool:
+    """Tell whether the newest start that came up did not stay up."""
+    return fit.runs is not None and fit.runs.outcome is not Outcome.READY
 
 
 def flags_as_set(fit: DeploymentFit) -> Flags:

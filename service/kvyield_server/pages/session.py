@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -14,10 +15,11 @@ from litestar.handlers import BaseRouteHandler, HTTPRouteHandler
 from litestar.types import Guard
 
 from kvyield_server.api.auth import Allows, Connection, authenticate
-from kvyield_server.api.problems import ProblemContext, problem_of
+from kvyield_server.api.problems import ProblemContext, answer_error, problem_of
 from kvyield_server.api.services import Services
-from kvyield_server.errors import ForbiddenError, UnauthenticatedError
-from kvyield_server.pages.rendering import page
+from kvyield_server.errors import ForbiddenError, InvalidError, UnauthenticatedError
+from kvyield_server.pages.rendering import STATIC_PATH, page
+from kvyield_server.schemas.strict import MAX_FAULTS, MAX_KEY, pointer_to
 from kvyield_server.storage.records import ApiToken, Role
 from kvyield_server.storage.values import utc_now
 
@@ -42,9 +44,39 @@ LOOKS = SignedIn(Role.READ, Role.ADMIN)
 MANAGES = SignedIn(Role.ADMIN)
 
 
-def look(path: str, guards: Sequence[Guard] = (LOOKS,)) -> HTTPRouteHandler:
-    """Return the decorator of a page that is only looked at: it answers GET, and HEAD with the same headers."""
-    return HTTPRouteHandler(path, http_method=_READS, guards=guards)
+def look(
+    path: str, *parameters: str, several: Sequence[str] = (), guards: Sequence[Guard] = (LOOKS,)
+) -> HTTPRouteHandler:
+    """Return the decorator of a page that is only looked at: it answers GET, and HEAD with the same headers.
+
+    ``parameters`` are those that its query may hold, once each; ``several`` those of them that it may hold repeatedly.
+    """
+    opt = {"parameters": (*parameters, *several), "several": tuple(several)}
+    return HTTPRouteHandler(path, http_method=_READS, guards=guards, opt=opt)
+
+
+async def known_parameters_only(connection: Connection, handler: BaseRouteHandler) -> None:
+    """Refuse, as a guard of all pages, a query that a page would read otherwise than it was meant.
+
+    Raises:
+        InvalidError: a parameter is unknown, is given twice, or holds a NUL character.
+    """
+    if "parameters" not in handler.opt:
+        return
+    known, several = handler.opt["parameters"], handler.opt["several"]
+    pairs = list(connection.query_params.multi_items())
+    counts = Counter(name for name, _ in pairs)
+    there_are = f"there are {', '.join(known)}" if known else "there are none"
+    faults = [(name, "is not a parameter of this page; " + there_are) for name in counts if name not in known]
+    faults += [(name, "is given more than once; give it once") for name in _repeated(counts, several) if name in known]
+    faults += [(name, "holds a NUL character; leave it out") for name, value in pairs if "\0" in value]
+    if faults:
+        told = [(pointer_to(name), f"{name[:MAX_KEY]} {text}.") for name, text in faults[:MAX_FAULTS]]
+        raise InvalidError(told, detail=" ".join(text for _, text in told[:3]))
+
+
+def _repeated(counts: Counter[str], several: Sequence[str]) -> list[str]:
+    return [name for name, count in counts.items() if count > 1 and name not in several]
 
 
 async def signed_in(services: Services, text: str) -> ApiToken:
@@ -95,7 +127,16 @@ def answer_page_error(request: Request[Any, Any, Any], error: Exception) -> Resp
     problem = problem_of(error, ProblemContext.of(request))
     if problem.status == 500:
         log.error("unexpected_error", request_id=problem.request_id, path=problem.instance, exc_info=error)
-    return page(request, "problem.html", {"problem": problem}, status_code=problem.status)
+    is_asked_too_much = request.method in _READS and request.scope["query_string"] and problem.status in (404, 422)
+    values = {"problem": problem, "bare": problem.instance if is_asked_too_much else ""}
+    return page(request, "problem.html", values, status_code=problem.status)
+
+
+def answer_unrouted(request: Request[Any, Any, Any], error: Exception) -> Response[Any]:
+    """Answer what the framework refuses before any page is reached: as a page below the pages, else as a problem."""
+    path = request.scope["path"]
+    is_page = path.startswith("/ui/") and not path.startswith(STATIC_PATH)
+    return answer_page_error(request, error) if is_page else answer_error(request, error)
 
 
 def to_sign_in(request: Request[Any, Any, Any]) -> Response[Any]:

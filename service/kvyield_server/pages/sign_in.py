@@ -12,7 +12,7 @@ from kvyield_server.pages.rendering import page
 from kvyield_server.pages.session import COOKIE, look, safe_next, session_cookie, signed_in
 
 
-@look("/ui/sign-in", guards=())
+@look("/ui/sign-in", "next", guards=())
 async def sign_in_page(request: Request[Any, Any, Any]) -> Response[str]:
     """Show the form that takes a token."""
     return _form(request, safe_next(request.query_params.get("next")), "", 200)

@@ -55,8 +55,19 @@
     if (radio) radio.checked = true;
   }
 
+  // A flag in a sentence is not torn at its hyphens.
+  function keepFlagsWhole(root) {
+    for (const sentence of root.querySelectorAll(".headline")) {
+      const node = sentence.querySelector("bdi") || sentence;
+      if (node.childElementCount) continue;
+      const parts = node.textContent.split(/(--[a-z][\w-]*)/);
+      node.replaceChildren(...parts.map((part, at) => (at % 2 ? Object.assign(document.createElement("span"), { className: "flag", textContent: part }) : part)));
+    }
+  }
+
   function prepare(root) {
     localiseTimes(root);
+    keepFlagsWhole(root);
     keepFormat(root);
     countChosen();
     for (const button of root.querySelectorAll("[data-without-script]")) button.hidden = true;

@@ -9,29 +9,33 @@
   let line = { fraction: [0, 1], pool: null, free: null };
 
   const read = (id) => { const node = document.getElementById(id); return node ? JSON.parse(node.textContent) : null; };
+  // LMDeploy takes a fraction up to 1 or a count of blocks above it: an axis has the one or the other.
+  const isOnAxis = (fraction) => typeof fraction === "number" && fraction > 1.02 === line.fraction.at(-1) > 1.02;
+
   function xRange() {
     const known = [...line.fraction, ...curve.starts.map((s) => s.fraction)];
     if (advice) known.push(advice.advised, advice.running, ...(advice.window || []));
-    const inside = known.filter((f) => typeof f === "number" && f <= 1.02);
+    const inside = known.filter(isOnAxis);
     return [Math.min(...inside), Math.max(...inside)];
   }
 
   function yRange(values, padding, above) {
     const known = values.filter((v) => v != null && Number.isFinite(v));
+    if (!known.length) return [0, 1];
     const high = Math.max(...known, 1e-9), low = Math.min(...known, 0);
     return [low < 0 ? low - (high - low) * padding : 0, high + (high - low) * above];
   }
 
   function atCursor(fraction, which) {
-    const at = Math.max(1, line.fraction.findIndex((f) => f >= fraction - 1e-9)), band = line[which];
-    if (!band || band.median[at] == null || band.median[at - 1] == null) return null;
+    const found = line.fraction.findIndex((f) => f >= fraction - 1e-9), at = Math.max(1, found), band = line[which];
+    if (!band || found < 0 || fraction < line.fraction[0] - 1e-9 || band.median[at] == null || band.median[at - 1] == null) return null;
     const share = (fraction - line.fraction[at - 1]) / (line.fraction[at] - line.fraction[at - 1]);
     const between = (values) => values[at - 1] + share * (values[at] - values[at - 1]);
     return { median: between(band.median), low: between(band.low), high: between(band.high) };
   }
 
   function under(u) {
-    if (!advice || !advice.window) return;
+    if (!advice || !advice.window || !isOnAxis(advice.window[0])) return;
     const { left, top, width, height } = u.bbox;
     const from = Math.max(left, u.valToPos(advice.window[0], "x", true));
     const to = Math.min(left + width, u.valToPos(advice.window[1], "x", true));
@@ -59,7 +63,7 @@
   function verticals(u, isPool) {
     const { top, height } = u.bbox, r = ratio(), known = [];
     if (advice.advised != null) known.push({ fraction: advice.advised, ink: colour("--accent"), dash: [], text: `advised ${advice.advised}` });
-    if (advice.running != null && advice.running !== advice.advised) known.push({ fraction: advice.running, ink: colour("--muted"), dash: [2, 3], text: `running ${advice.running}` });
+    if (advice.running != null && advice.running !== advice.advised) known.push({ fraction: advice.running, ink: colour("--muted"), dash: [2, 3], text: `${advice.ended ? "ran" : "running"} ${advice.running}` });
     const lines = placed(u, known);
     for (const each of lines) rule(u, [each.x, top + (isPool ? each.row * ROW * r : 0)], [each.x, top + height], each.ink, each.dash, 1.25);
     if (!isPool) return;
@@ -90,6 +94,7 @@
         verticals(u, isPool);
       }
       c.restore();
+      if (!line[which] && !curve.starts.some((start) => place(u, start, which))) label(c, "nothing measured or predicted", left + width / 2, top + height / 2, colour("--muted"), "center");
       for (const start of curve.starts) mark(u, start, which);
     };
   }
@@ -103,7 +108,7 @@
   }
 
   function place(u, start, which) {
-    if (start.fraction == null) return null;
+    if (!isOnAxis(start.fraction)) return null;
     const value = which === "pool" ? start.pool : start.free;
     if (value == null && (start.outcome === "ready" || which === "free")) return null;
     return [u.valToPos(start.fraction, "x", true), u.valToPos(value == null ? u.scales.y.min : value, "y", true)];
@@ -130,8 +135,8 @@
     const pool = atCursor(fraction, "pool"), free = atCursor(fraction, "free");
     return [
       [curve.flag, String(+fraction.toFixed(4))],
-      ["pool", pool ? `${tokens(pool.median)} tokens (90 %: ${tokens(pool.low)} to ${tokens(pool.high)})` : "not known"],
-      ["free memory at ready", free ? `${gib(free.median)} (90 %: ${figure(free.low, 1)} to ${figure(free.high, 1)})` : "not known"],
+      ["predicted pool", pool ? `${tokens(pool.median)} tokens (90 %: ${tokens(pool.low)} to ${tokens(pool.high)})` : "not known"],
+      ["predicted free memory at ready", free ? `${gib(free.median)} (90 %: ${figure(free.low, 1)} to ${figure(free.high, 1)})` : "not known"],
     ];
   }
 
@@ -172,7 +177,7 @@
     return {
       width: node.clientWidth, height,
       legend: { show: false },
-      padding: [8, 12, 0, 0],
+      padding: [8, 18, 0, 0],
       scales: {
         x: { time: false, range: () => xRange() },
         y: { range: () => yRange([...(band ? band.high : []), ...(band && !isPool ? band.low : []), ...measured, ...(advice ? (isPool ? [advice.target] : [...(advice.need || [])].slice(0, 2)) : [])], 0.06, isPool ? 0.18 : 0.06) },

@@ -16,10 +16,13 @@ from kvyield_server.pages.views.words import (
     gib,
     percent,
     plural,
+    span,
     span_gib,
     span_tokens,
+    token_count,
     tokens,
 )
+from kvyield_server.schemas.common import EstimateOut
 from kvyield_server.schemas.recommendations import AdviceOut, ChangeOut, LeverOut, RestartsOut
 
 FORMATS = (
@@ -29,6 +32,7 @@ FORMATS = (
     ("compose", "compose"),
     ("kubernetes", "Kubernetes"),
 )
+MEASURED = "measured"
 HEADINGS = {
     "keep": "Keep what runs",
     "change": "Restart with",
@@ -46,7 +50,8 @@ STATUS_WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure: what, how much, between what and what, and what to know of it."""
+    """One figure: what, how much, between what and what, and what to know of it. ``span`` is a dash where there is
+    none, and ``MEASURED`` for what was measured."""
 
     name: str
     value: str
@@ -75,7 +80,8 @@ class ChangeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdviceView:
-    """``texts`` holds (key, name, text) for each form in which the flags can be pasted."""
+    """``texts`` holds (key, name, text) for each form in which the flags can be pasted; ``nearest`` is the fraction
+    that the figures of an infeasible target are of; ``explanation`` is empty where it says the headline again."""
 
     status: Status
     status_word: str
@@ -83,6 +89,7 @@ class AdviceView:
     headline: str
     command_line: str
     summary: str
+    nearest: str
     figures: tuple[Figure, ...]
     changes: tuple[ChangeRow, ...]
     restarts: str
@@ -98,26 +105,39 @@ class AdviceView:
 
 def advice_view(advice: AdviceOut, *, target_tokens: int, texts: Mapping[str, str]) -> AdviceView:
     """Return the advice in words; ``texts`` are its renderings by format."""
-    plan = advice.restarts
+    plan = advice.restarts if has_flags(advice) else None
+    headline = advice.headline.text if advice.headline else ""
     return AdviceView(
         status=advice.status,
         status_word=STATUS_WORDS[advice.status],
         heading=_heading(advice),
-        headline=advice.headline.text if advice.headline else "",
+        headline=headline,
         command_line=advice.command_line,
         summary=_summary(advice),
+        nearest=_nearest(advice),
         figures=_figures(advice, target_tokens),
         changes=tuple(_change(change) for change in advice.changes),
         restarts=figure(plan.expected if plan else None, 1),
         minutes=_minutes(plan),
-        verification=duration(advice.verification_seconds),
+        verification=duration(advice.verification_seconds if has_flags(advice) else None),
         window=_window(advice),
-        warnings=tuple(item.detail for item in advice.warnings),
-        explanation=advice.explanation,
+        warnings=tuple(item.detail for item in advice.warnings if item.detail not in headline),
+        explanation="" if advice.explanation in headline else advice.explanation,
         basis=_basis(advice),
         levers=tuple(_lever(advice.engine, lever) for lever in advice.alternatives),
         texts=tuple((key, name, texts[key]) for key, name in FORMATS if texts.get(key)),
     )
+
+
+def has_flags(advice: AdviceOut) -> bool:
+    """Tell whether there is anything to start with."""
+    return advice.status in (Status.OK, Status.AT_RISK)
+
+
+def _nearest(advice: AdviceOut) -> str:
+    name = FRACTION_FLAG[advice.engine]
+    value = advice.flags.get(name) if advice.status is Status.INFEASIBLE else None
+    return "" if value is None else f"{name} {flag_value(value)}"
 
 
 def _heading(advice: AdviceOut) -> str:
@@ -138,26 +158,37 @@ def _summary(advice: AdviceOut) -> str:
 def _figures(advice: AdviceOut, target_tokens: int) -> tuple[Figure, ...]:
     predicted, odds = advice.prediction, advice.probability
     pool, free, headroom = predicted.pool_tokens, predicted.free_at_ready_gib, predicted.headroom_gib
+    if pool is None and free is None and headroom is None:
+        return ()
     return (
         Figure(
             name="Pool",
-            value=f"{tokens(pool.median)} tokens" if pool else UNKNOWN,
-            span=span_tokens(pool),
+            value=token_count(pool.median) if pool else UNKNOWN,
+            span=_interval(pool, span_tokens(pool)),
             note=f"holds the target: {percent(odds.pool)}" if odds else "",
         ),
         Figure(
             name="Free memory at ready",
-            value=gib(free.median, 1) if free else UNKNOWN,
-            span=span_gib(free),
+            value=gib(free.median, 2 if _is_measured(free) else 1) if free else UNKNOWN,
+            span=_interval(free, span_gib(free)),
             note="",
         ),
         Figure(
             name="Headroom at the peak of a prompt",
             value=gib(headroom.median, 1) if headroom else UNKNOWN,
             span=span_gib(headroom),
-            note=f"survives {tokens(target_tokens)} tokens: {percent(odds.memory)}" if odds else "",
+            note=f"survives {token_count(target_tokens)}: {percent(odds.memory)}" if odds else "",
         ),
     )
+
+
+def _is_measured(estimate: EstimateOut | None) -> bool:
+    """Tell whether a figure is that of the start which runs these flags: a prediction has an interval."""
+    return estimate is not None and estimate.low == estimate.high
+
+
+def _interval(estimate: EstimateOut | None, text: str) -> str:
+    return UNKNOWN if estimate is None else MEASURED if _is_measured(estimate) else text
 
 
 def _change(change: ChangeOut) -> ChangeRow:
@@ -169,9 +200,9 @@ def _change(change: ChangeOut) -> ChangeRow:
 
 def _window(advice: AdviceOut) -> str:
     if advice.window is None:
-        return "empty at this confidence"
-    low, high = figure(advice.window.lowest, 3), figure(advice.window.highest, 3)
-    return f"{FRACTION_FLAG[advice.engine]} {low} to {high}"
+        return "not known" if advice.status is Status.NOT_ENOUGH_EVIDENCE else "empty at this confidence"
+    low, high = flag_value(round(advice.window.lowest, 3)), flag_value(round(advice.window.highest, 3))
+    return f"{FRACTION_FLAG[advice.engine]} {span(low, high)}"
 
 
 def _minutes(plan: RestartsOut | None) -> str:
@@ -188,7 +219,7 @@ def _basis(advice: AdviceOut) -> str:
         "several_starts": plural(len(advice.basis.observation_ids), "start"),
     }
     longest = advice.basis.verified_prompt_tokens
-    verified = f"longest verified prompt {tokens(longest)} tokens" if longest else "no prompt verified yet"
+    verified = f"longest verified prompt {token_count(longest)}" if longest else "no prompt verified yet"
     return f"Based on {kinds[advice.basis.kind.value]}; {verified}."
 
 

@@ -15,7 +15,7 @@ from kvyield_server.pages.views.starts import (
     is_bound,
     verification_text,
 )
-from kvyield_server.pages.views.words import MINUS, UNKNOWN, figure, flag_value, gib, outcome_word, tokens
+from kvyield_server.pages.views.words import MINUS, UNKNOWN, figure, flag_value, gib, outcome_word, token_count
 from kvyield_server.schemas.observations import ObservationOut
 
 MEASUREMENT_WORDS = {
@@ -76,7 +76,7 @@ def compare(first: ObservationOut, second: ObservationOut) -> Comparison:
 def measurement_text(name: str, value: float | None) -> str:
     """Return a measurement with its unit."""
     if name.endswith(COUNTED):
-        return UNKNOWN if value is None else f"{tokens(value)} tokens"
+        return UNKNOWN if value is None else token_count(value)
     if name == "startup_seconds":
         return UNKNOWN if value is None else f"{figure(value, 1)} s"
     return gib(value)

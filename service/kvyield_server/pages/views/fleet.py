@@ -13,7 +13,16 @@ from kvyield_server.domain.answers import Drift, Question
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Answer
 from kvyield_server.pages.views.observation import ANSWER_WORDS
 from kvyield_server.pages.views.starts import AT_MOST
-from kvyield_server.pages.views.words import MINUS, UNKNOWN, engine_word, figure, flag_value, plural, tokens
+from kvyield_server.pages.views.words import (
+    MINUS,
+    UNKNOWN,
+    engine_word,
+    figure,
+    flag_value,
+    plural,
+    token_count,
+    tokens,
+)
 from kvyield_server.storage.records import (
     FleetRow,
     StoredDrift,
@@ -106,7 +115,7 @@ def fleet_view(row: FleetRow, question: Question | None) -> FleetView:
 def _headroom_note(row: FleetRow) -> str:
     if row.headroom_gib is None or row.headroom_tokens is None:
         return ""
-    return f"{'measured' if row.headroom_is_measured else 'predicted'}, {tokens(row.headroom_tokens)} tokens"
+    return f"{'measured' if row.headroom_is_measured else 'predicted'}, {token_count(row.headroom_tokens)}"
 
 
 def _verified(row: FleetRow) -> str:
@@ -114,14 +123,14 @@ def _verified(row: FleetRow) -> str:
         return "never" if row.observation_id else UNKNOWN
     passed = "passed" if row.verified_passed else "failed"
     answer = f", answer {ANSWER_WORDS[row.verified_answer]}" if row.verified_answer else ""
-    return f"{tokens(row.verified_tokens)} tokens {passed}{answer}"
+    return f"{token_count(row.verified_tokens)} {passed}{answer}"
 
 
 def _asked(question: Question | None) -> str:
     if question is None:
         return ""
     at_once = f" × {question.concurrent}" if question.concurrent > 1 else ""
-    return f"{tokens(question.target_tokens)} tokens{at_once}"
+    return f"{token_count(question.target_tokens)}{at_once}"
 
 
 def _query(row: FleetRow, question: Question) -> str:
@@ -156,7 +165,10 @@ def summary_of(change: VersionChange) -> tuple[tuple[str, str, str], ...]:
 
 
 def _range(low: float | None, high: float | None, to_text: Any, unit: str) -> str:
-    return UNKNOWN if low is None or high is None else f"{to_text(low)} to {to_text(high)} {unit}"
+    if low is None or high is None:
+        return UNKNOWN
+    first, last = to_text(low), to_text(high)
+    return f"by {first} {unit}" if first == last else f"by {first} to {last} {unit}"
 
 
 def drift_view(stored: StoredDrift) -> DriftView:

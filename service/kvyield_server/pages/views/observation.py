@@ -11,7 +11,7 @@ from kvyield_server.domain.answers import FitSummary
 from kvyield_server.domain.facts.observation import Answer, Measurements, Verification
 from kvyield_server.pages.views.comparison import MEASUREMENT_WORDS, measured_text
 from kvyield_server.pages.views.starts import AT_MOST, is_bound
-from kvyield_server.pages.views.words import UNKNOWN, duration, flag_value, gib, label_word, tokens
+from kvyield_server.pages.views.words import UNKNOWN, duration, flag_value, gib, label_word, token_count, tokens
 from kvyield_server.schemas.observations import HistoryEntryOut, ObservationOut
 
 SOURCE_WORDS = {
@@ -30,6 +30,10 @@ USE_WORDS = {
 
 ANSWER_WORDS = {Answer.RIGHT: "right", Answer.WRONG: "wrong", Answer.NOT_CHECKED: "not checked"}
 ACTION_WORDS = {"merge": "Merged with another account", "correction": "Corrected"}
+
+
+MOST_PROMPTS, MOST_CHANGES = 12, 50
+"""What of a start's prompts is drawn, and how much of its history is shown, the newest; the JSON has all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +94,9 @@ class ObservationView:
     facts: tuple[tuple[str, str], ...]
     verifications: tuple[VerificationRow, ...]
     memory: tuple[MemoryStep, ...]
+    older_prompts: int
     history: tuple[HistoryRow, ...]
+    older_changes: int
     fit_use: str
     fit_reason: str
 
@@ -106,7 +112,9 @@ def observation_view(start: ObservationOut, fits: Sequence[FitSummary]) -> Obser
         facts=tuple((name, _fact(value)) for name, value in sorted(start.model.facts.items())),
         verifications=tuple(_verification(item, start.measurements) for item in start.verifications),
         memory=memory_steps(start.measurements, start.verifications),
-        history=tuple(_history(entry) for entry in reversed(start.history)),
+        older_prompts=max(0, len(start.verifications) - MOST_PROMPTS),
+        history=tuple(_history(entry) for entry in reversed(start.history[-MOST_CHANGES:])),
+        older_changes=max(0, len(start.history) - MOST_CHANGES),
         fit_use=use,
         fit_reason=reason,
     )
@@ -115,7 +123,7 @@ def observation_view(start: ObservationOut, fits: Sequence[FitSummary]) -> Obser
 def memory_steps(measured: Measurements, verifications: tuple[Verification, ...]) -> tuple[MemoryStep, ...]:
     """Return free memory from before load to the lowest point of each prompt; nothing for one figure alone.
 
-    What is only known at pool end is drawn there, and not at ready again.
+    Of many prompts the newest are drawn. What is only known at pool end is drawn there, and not at ready again.
     """
     known = [
         ("before load", measured.free_before_load_gib),
@@ -123,9 +131,9 @@ def memory_steps(measured: Measurements, verifications: tuple[Verification, ...]
         ("at pool end, before graphs", measured.free_at_pool_end_gib),
         ("at ready", None if is_bound(measured) else measured.free_at_ready_gib),
     ]
-    for item in verifications:
-        known.append((f"before the prompt of {tokens(item.prompt_tokens)} tokens", item.free_before_gib))
-        known.append((f"lowest during the prompt of {tokens(item.prompt_tokens)} tokens", item.lowest_free_gib))
+    for item in verifications[-MOST_PROMPTS:]:
+        known.append((f"before the prompt of {token_count(item.prompt_tokens)}", item.free_before_gib))
+        known.append((f"lowest during the prompt of {token_count(item.prompt_tokens)}", item.lowest_free_gib))
     steps = [(moment, value) for moment, value in known if value is not None]
     if len(steps) < 2:
         return ()
@@ -163,7 +171,7 @@ def _shown(to_text: Callable[[Any], str], value: object) -> str | None:
 
 
 def _in_tokens(count: int) -> str:
-    return f"{tokens(count)} tokens"
+    return token_count(count)
 
 
 def _verification(item: Verification, measured: Measurements) -> VerificationRow:

@@ -15,8 +15,28 @@ from kvyield_server.schemas.observations import ObservationOut
 from kvyield_server.schemas.pairs import PairOut
 
 SHOUTING = ("drift", "confounded", "slope_disagreement")
+LABEL_MEANINGS = {
+    "capped": "a flag such as a token limit kept a pool below what the fraction gives.",
+    "confounded": "starts contradict one another or differ in several flags: no single flag explains the pool.",
+    "drift": "the newest start does not agree with earlier ones, of this or another engine version.",
+    "neighbour": "another process held GPU memory during a start.",
+    "outlier": "a start lies far from all others and is left out.",
+    "post_capture": "the engine sizes its pool after it captured the graphs.",
+    "slope_disagreement": "the measured starts rise otherwise than the model's config says.",
+    "unified_memory": "GPU and host share memory, so equal starts differ.",
+    "unusable": "no start of this deployment can be fitted.",
+}
 QUIET = frozenset({"refused", "oom_startup", "oom_runtime"})
 """Labels that the count of failures says already."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelView:
+    """What a fit is marked with, and what that means; ``is_loud`` where someone should look at it."""
+
+    word: str
+    meaning: str
+    is_loud: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +100,10 @@ def alerts_of(fits: Sequence[FitSummary]) -> tuple[str, ...]:
     return tuple(label_word(label) for label in SHOUTING if label in found)
 
 
-def labels_of(fit: FitSummary) -> tuple[tuple[str, bool], ...]:
-    """Return a fit's labels in plain words, each with whether it asks for attention."""
+def labels_of(fit: FitSummary) -> tuple[LabelView, ...]:
+    """Return a fit's labels in plain words."""
     shown = [label for label in fit.labels if label not in QUIET]
-    return tuple((label_word(label), label in SHOUTING) for label in shown)
+    return tuple(
+        LabelView(word=label_word(label), meaning=LABEL_MEANINGS.get(label, ""), is_loud=label in SHOUTING)
+        for label in shown
+    )

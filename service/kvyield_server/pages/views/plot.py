@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from kvyield_server.domain.answers import Prediction, Status
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Outcome, Scalar
 from kvyield_server.pages.views.starts import is_bound
-from kvyield_server.pages.views.words import figure, gib, outcome_word, span_gib, span_tokens, tokens
+from kvyield_server.pages.views.words import flag_value, gib, outcome_word, span_gib, span_tokens, tokens
 from kvyield_server.schemas.common import EstimateOut, estimate_out, tokens_out
 from kvyield_server.schemas.recommendations import AdviceOut
 
@@ -59,13 +59,25 @@ class StartsView:
 
 
 def fractions(starts: Iterable[Observation], others: Iterable[Scalar], points: int) -> list[float]:
-    """Return the fractions to draw: evenly around all starts, and the ``others`` exactly, as far away as they are."""
-    known = [start.fraction for start in starts if start.fraction is not None and start.fraction <= 1.0]
+    """Return the fractions to draw: evenly around all starts, and the ``others`` exactly, as far away as they are.
+
+    LMDeploy takes a count of blocks for a fraction above 1: where the others are counts, so is all that is drawn.
+    """
+    known = [start.fraction for start in starts if start.fraction is not None]
     wanted = [float(other) for other in others if isinstance(other, int | float) and not isinstance(other, bool)]
+    if any(other > 1.0 for other in wanted):
+        return _counts([each for each in (*known, *wanted) if each > 1.0], points)
+    known, wanted = [each for each in known if each <= 1.0], [each for each in wanted if each <= 1.0]
     low = max(LOWEST, min([*known, *wanted], default=0.5) - MARGIN)
     high = min(HIGHEST, max([*known, *wanted], default=0.9) + MARGIN)
     grid = {round(low + (high - low) * index / (points - 1), 6) for index in range(points)}
     return sorted(grid | {fraction for fraction in wanted if low <= fraction <= high})
+
+
+def _counts(known: Sequence[float], points: int) -> list[float]:
+    low, high = max(1, round(min(known) * 0.8)), round(max(known) * 1.1)
+    grid = {float(round(low + (high - low) * index / (points - 1))) for index in range(points)}
+    return sorted(grid | set(known))
 
 
 def line_view(points: Sequence[tuple[float, Prediction]], told: Iterable[Scalar] = ()) -> LineView:
@@ -112,10 +124,12 @@ def thinned(starts: Sequence[Observation], most: int) -> list[Observation]:
     return [start for start in starts if start.id in chosen]
 
 
-def overlay(advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None) -> dict[str, Any]:
+def overlay(
+    advice: AdviceOut, *, running: Scalar, target_tokens: int, need: EstimateOut | None, has_ended: bool = False
+) -> dict[str, Any]:
     """Return what the plots draw over the lines: target, window, advised and running fraction, what prompts need.
 
-    Where there is nothing to restart with, no fraction is advised.
+    Where there is nothing to restart with, no fraction is advised. ``has_ended`` tells that what ran did not stay up.
     """
     is_advised = advice.status in (Status.OK, Status.AT_RISK)
     return {
@@ -123,15 +137,16 @@ def overlay(advice: AdviceOut, *, running: Scalar, target_tokens: int, need: Est
         "window": [advice.window.lowest, advice.window.highest] if advice.window else None,
         "advised": advice.flags.get(FRACTION_FLAG[advice.engine]) if is_advised else None,
         "running": running,
+        "ended": has_ended,
         "need": [need.low, need.median, need.high] if need else None,
         "status": advice.status.value,
     }
 
 
-def nothing_asked(running: Scalar) -> dict[str, Any]:
+def nothing_asked(running: Scalar, *, has_ended: bool = False) -> dict[str, Any]:
     """Return what the plots draw over the lines before a question: the running fraction alone."""
     nothing = dict.fromkeys(("target", "window", "advised", "need", "status"))
-    return {**nothing, "running": running}
+    return {**nothing, "running": running, "ended": has_ended}
 
 
 def _band(estimates: Sequence[EstimateOut | None]) -> dict[str, list[float | None]] | None:
@@ -160,7 +175,7 @@ def _start(start: Observation) -> dict[str, Any]:
 def _row(fraction: float, prediction: Prediction) -> NumberRow:
     pool, free = tokens_out(prediction.pool_tokens), estimate_out(prediction.free_at_ready_gib, digits=2)
     return NumberRow(
-        fraction=figure(fraction, 4),
+        fraction=flag_value(round(fraction, 4)),
         pool=tokens(pool.median if pool else None),
         pool_span=span_tokens(pool),
         free=gib(free.median, 1) if free else gib(None),

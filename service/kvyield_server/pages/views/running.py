@@ -6,23 +6,26 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Verification
-from kvyield_server.pages.views.advice import Figure, flags_text
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Observation, Outcome, Verification
+from kvyield_server.pages.views.advice import MEASURED, Figure, flags_text
 from kvyield_server.pages.views.starts import BOUND_NOTE, CONTEXT_FLAGS, REQUEST_FLAGS, free_at_ready_text, is_bound
-from kvyield_server.pages.views.words import UNKNOWN, gib, span_gib, span_tokens, tokens
+from kvyield_server.pages.views.words import UNKNOWN, gib, outcome_word, span_gib, span_tokens, token_count
 from kvyield_server.schemas.common import EstimateOut
 
-MEASURED, PREDICTED = "measured", "predicted"
+PREDICTED = "predicted"
 OTHER_FLAGS = ("kv_cache_dtype", "chunked_prefill_size", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunningView:
-    """The newest start that served. ``flags`` are those that decide about memory, as a command line has them."""
+    """The newest start that served. ``flags`` are those that decide about memory, as a command line has them;
+    ``ended`` says how it ended, where it did not stay up."""
 
     id: UUID
     at: datetime
     flags: str
+    outcome: Outcome
+    ended: str
     figures: tuple[Figure, ...]
 
 
@@ -41,6 +44,8 @@ def running_view(
         id=start.id,
         at=start.observed_at,
         flags=flags_text(start.engine.name, flags) or "no flag is known",
+        outcome=start.outcome,
+        ended="" if start.outcome is Outcome.READY else outcome_word(start.outcome),
         figures=(_pool(start, pool), _free(start, free), _headroom(start, headroom, verified_tokens)),
     )
 
@@ -48,8 +53,8 @@ def running_view(
 def _pool(start: Observation, predicted: EstimateOut | None) -> Figure:
     measured = start.measurements.pool_tokens
     if measured is not None:
-        return Figure(name="Pool", value=f"{tokens(measured)} tokens", span=UNKNOWN, note=MEASURED)
-    value = f"{tokens(predicted.median)} tokens" if predicted else UNKNOWN
+        return Figure(name="Pool", value=token_count(measured), span=UNKNOWN, note=MEASURED)
+    value = token_count(predicted.median) if predicted else UNKNOWN
     return Figure(name="Pool", value=value, span=span_tokens(predicted), note=PREDICTED if predicted else "")
 
 
@@ -66,7 +71,7 @@ def _headroom(start: Observation, predicted: EstimateOut | None, verified_tokens
     name = "Headroom at the peak of the longest verified prompt"
     if not verified_tokens:
         return Figure(name=name, value=UNKNOWN, span=UNKNOWN, note="no prompt verified yet")
-    asked = f"{tokens(verified_tokens)} tokens"
+    asked = token_count(verified_tokens)
     measured = [item.lowest_free_gib for item in start.verifications if _measures(item, verified_tokens)]
     known = [lowest for lowest in measured if lowest is not None]
     if known:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from uuid import UUID
 
@@ -15,7 +16,16 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.pages.views.words import UNKNOWN, engine_word, figure, flag_value, outcome_word, plural, tokens
+from kvyield_server.pages.views.words import (
+    UNKNOWN,
+    engine_word,
+    figure,
+    flag_value,
+    moment,
+    outcome_word,
+    plural,
+    tokens,
+)
 from kvyield_server.schemas.observations import ObservationOut
 
 CONTEXT_FLAGS = ("context_length", "max_model_len", "max_seq_len", "session_len")
@@ -45,6 +55,14 @@ class StartRow:
     host: str
     note: str
     is_retracted: bool
+    tail: str = ""
+    """The end of the id, where another start is shown beside it with the same time."""
+
+
+def told_apart(rows: Sequence[StartRow]) -> list[StartRow]:
+    """Return starts that are shown together; those whose times look alike have the end of their id beside them."""
+    counts = Counter(moment(row.at) for row in rows)
+    return [replace(row, tail=str(row.id)[-6:]) if counts[moment(row.at)] > 1 else row for row in rows]
 
 
 def start_row(start: ObservationOut) -> StartRow:

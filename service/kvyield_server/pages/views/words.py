@@ -55,14 +55,28 @@ def percent(probability: float | None) -> str:
     return UNKNOWN if probability is None else answers.percent(probability)
 
 
+def token_count(value: float) -> str:
+    """Return a count with the word tokens."""
+    return f"{tokens(value)} {'token' if round(value) == 1 else 'tokens'}"
+
+
 def span_tokens(estimate: EstimateOut | None) -> str:
-    """Return the interval of an estimate in tokens."""
-    return UNKNOWN if estimate is None else f"{tokens(estimate.low)} to {tokens(estimate.high)}"
+    """Return the interval of an estimate in tokens; what was measured has none, and is one figure."""
+    return UNKNOWN if estimate is None else span(tokens(estimate.low), tokens(estimate.high))
 
 
 def span_gib(estimate: EstimateOut | None, digits: int = 1) -> str:
-    """Return the interval of an estimate in GiB."""
-    return UNKNOWN if estimate is None else f"{figure(estimate.low, digits)} to {figure(estimate.high, digits)}"
+    """Return the interval of an estimate in GiB, with more decimals where it is narrower than the last of them."""
+    if estimate is None:
+        return UNKNOWN
+    low, high = figure(estimate.low, digits), figure(estimate.high, digits)
+    is_narrow = low == high and estimate.low != estimate.high
+    return span(figure(estimate.low), figure(estimate.high)) if is_narrow else span(low, high)
+
+
+def span(low: str, high: str) -> str:
+    """Return a range; both ends alike are one figure."""
+    return low if low == high else f"{low} to {high}"
 
 
 def duration(seconds: float | None) -> str:
