@@ -151,13 +151,14 @@ def test_a_parameter_that_no_page_takes_is_named(client: Client, storage: Storag
         assert f'href="{path}"' in answer.text
 
 
-@pytest.mark.parametrize(
-    "value", ["", "x", "-1", "1e999", "%00", "%ff", "%E2%80%AE", "9" * 400, "a" * 5_000, "[]", "null"]
-)
+@pytest.mark.parametrize("value", ["x", "-1", "1e999", "%00", "9" * 400])
 def test_no_parameter_breaks_a_page(client: Client, storage: Storage, value: str) -> None:
     """Whatever a known parameter holds, the answer is a page and never the service's own fault."""
-    for path in pages_of(client, storage):
-        for name in (*QUESTION, *HISTORY, "search", "show", "sort", "page", "versions", "next", "start"):
+    one = f"/ui/pairs/{pair(storage)}"
+    known = {one: (*QUESTION, *HISTORY), "/ui": ("search",), "/ui/fleet": ("search", "show", "sort", "page")}
+    known |= {"/ui/drift": ("versions",), "/ui/sign-in": ("next",), f"{one}/compare": ("start",)}
+    for path, names in known.items():
+        for name in names:
             answer = client.get(f"{path}?{name}={value}")
             assert answer.status_code in (200, 404, 422), (path, name)
             assert answer.headers["content-type"] == "text/html; charset=utf-8"

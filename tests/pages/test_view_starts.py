@@ -162,7 +162,7 @@ def test_a_pair_shouts_only_what_someone_should_look_at() -> None:
     assert [(label.word, label.is_loud) for label in labels_of(fits[0])] == [("confounded", True)]
 
 
-@pytest.mark.parametrize("label", set(Label) - QUIET)
+@pytest.mark.parametrize("label", sorted(set(Label) - QUIET))
 def test_every_label_is_explained(label: Label) -> None:
     """What a fit is marked with has a sentence that says what it means."""
     (shown,) = labels_of(summary(labels=(label.value,)))
