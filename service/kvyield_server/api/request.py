@@ -131,12 +131,6 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
     raise FaultyBodyError(first_faults(faults + faults_of(given, expected, strict=False)))
 
 
-def given_once(request: Request[Any, Any, Any]) -> dict[str, str]:
-    """Return the query parameters by name, whatever they are. InvalidError when one is given more than once."""
-    raise_faults(_repeated(request))
-    return dict(request.query_params)
-
-
 def _repeated(request: Request[Any, Any, Any]) -> list[Fault]:
     counts = Counter(name for name, _ in request.query_params.multi_items())
     return first_faults(

@@ -7,7 +7,6 @@ from typing import Any
 from litestar import Request, Response
 
 from kvyield_server.api.pagination import key_of, page_of
-from kvyield_server.api.request import given_once
 from kvyield_server.api.services import services_of
 from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.pages.rendering import page
@@ -29,7 +28,7 @@ LEVELS = (0.5, 0.8, 0.9, 0.95)
 @look("/ui/advice", "page_token")
 async def show_log(request: Request[Any, Any, Any]) -> Response[str]:
     """Show past advice, the newest first, with its calibration."""
-    services, token = services_of(request), given_once(request).get("page_token")
+    services, token = services_of(request), request.query_params.get("page_token")
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         found = page_of(uow.recommendations.page(key_of(token, NEWEST_MADE), PAGE_SIZE), lambda each: each, NEWEST_MADE)

@@ -10,7 +10,6 @@ import msgspec
 from litestar import Request, Response
 from msgspec import Meta, Struct
 
-from kvyield_server.api.request import given_once
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.errors import InvalidError
 from kvyield_server.pages.rendering import page
@@ -134,7 +133,7 @@ def _query(request: Request[Any, Any, Any], kind: Any, sorts: Mapping[str, str])
     Raises:
         InvalidError: a parameter is unknown or has a value that it cannot have.
     """
-    given = given_once(request)
+    given = dict(request.query_params)
     if faults := faults_of(given, kind, strict=False):
         raise InvalidError([(fault.pointer, fault.detail) for fault in faults])
     asked = msgspec.convert(given, kind, strict=False)

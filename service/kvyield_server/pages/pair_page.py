@@ -10,7 +10,6 @@ from litestar import MediaType, Request, Response, post
 from litestar.params import FromPath
 from uuid6 import uuid7
 
-from kvyield_server.api.request import given_once
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import FRACTION_FLAG
 from kvyield_server.errors import InvalidError
@@ -37,7 +36,7 @@ HISTORY = (*FILTERS, "page_token")
 @look("/ui/pairs/{pair_id:uuid}", *QUESTION, *HISTORY)
 async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show a pair whole."""
-    services, given = services_of(request), given_once(request)
+    services, given = services_of(request), dict(request.query_params)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         pair = stored_pair(uow, pair_id)
@@ -50,7 +49,7 @@ async def show_pair(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) ->
 @look("/ui/pairs/{pair_id:uuid}/advice", *QUESTION)
 async def show_advice(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the advice alone, for a form that changed."""
-    services, given = services_of(request), given_once(request)
+    services, given = services_of(request), dict(request.query_params)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         return {"row": {"id": pair_id}, "is_swap": True, **advised(uow, services, stored_pair(uow, pair_id), given)}
@@ -77,7 +76,7 @@ async def store_in_log(request: Request[Any, Any, Any], pair_id: FromPath[UUID])
 @look("/ui/pairs/{pair_id:uuid}/history", *HISTORY)
 async def show_history(request: Request[Any, Any, Any], pair_id: FromPath[UUID]) -> Response[str]:
     """Show the history alone, filtered."""
-    services, given = services_of(request), given_once(request)
+    services, given = services_of(request), dict(request.query_params)
 
     def work(uow: UnitOfWork) -> dict[str, Any]:
         return {"row": {"id": stored_pair(uow, pair_id).id}, **history_values(uow, pair_id, given)}

@@ -10,7 +10,6 @@ from litestar import Request, Response
 
 from kvyield_server.api.auth import token_of
 from kvyield_server.api.pagination import key_of, page_of
-from kvyield_server.api.request import given_once
 from kvyield_server.api.services import Services, services_of
 from kvyield_server.domain.facts.observation import Outcome
 from kvyield_server.errors import KvyieldError
@@ -36,7 +35,7 @@ MOST_SEARCHED = 200
 async def show_pairs(request: Request[Any, Any, Any]) -> Response[str]:
     """Show pairs, the newest first, or how to record the first one."""
     services = services_of(request)
-    given = given_once(request)
+    given = dict(request.query_params)
     search = given.get("search", "").strip()[:MOST_SEARCHED]
     token = given.get("page_token")
 

@@ -49,6 +49,8 @@ CODES = {
     "ended": FAILED,
 }
 SPOOL_SECONDS = 60.0
+SERVICE_SECONDS = 30.0
+"""How long an answer of the service is waited for: a restart costs minutes, a lost answer a restart."""
 WATCH_SECONDS = 0.2
 QUESTION = (
     *("reply_tokens", "confidence", "prompt_need_gib", "max_running_requests", "kv_cache_dtype"),
@@ -226,7 +228,12 @@ class _Run:
             goal=goal,
             launcher=launcher,
             site=site,
-            ledger=Ledger(partial(client_of, self.settings), Spool(self.settings.spool), _say, pace_of),
+            ledger=Ledger(
+                partial(client_of, self.settings, total_seconds=SERVICE_SECONDS),
+                Spool(self.settings.spool),
+                _say,
+                pace_of,
+            ),
             journal=journal,
             starter=Starter(launcher, site, memory, pause, _say, given["start_timeout"]),
             memory=memory,
