@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -303,6 +304,19 @@ def test_a_mistyped_fraction_beside_a_sound_one_moves_nothing(name: EngineName, 
     advice = advise(starts, 200_000, prefer="headroom")
     assert "mistyped" in words(advice)
     assert not is_newest or advice.status is not Status.OK
+
+
+def test_tiny_fractions_whose_pools_are_in_proportion_are_believed() -> None:
+    """A tiny model is served at 0.005: as many tokens per unit of fraction as at 0.05 contradict nothing."""
+    odd = Hardware(gpu="Tenstorrent P150", gpu_count=1)
+    starts = [
+        replace(qwen(n, f, round(345_000 * f), on=EngineName.VLLM), model=Model(name="opt-125m"), hardware=odd)
+        for n, f in enumerate((0.005, 0.01, 0.05), start=1)
+    ]
+    for left_out in starts:
+        pool = predict([one for one in starts if one is not left_out], left_out.flags).pool_tokens
+        assert pool is not None
+        assert pool.median == pytest.approx(left_out.measurements.pool_tokens, rel=0.02)
 
 
 @pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])

@@ -31,6 +31,7 @@ from kvyield_server.domain.model.evidence import (
     Label,
     Use,
     differing_flags,
+    fraction_of,
     mark_blocked,
     mark_equal_pools,
 )
@@ -43,6 +44,9 @@ VLLM_BLOCK = 16
 REBASE_GIB = 0.05
 GIB_ROUNDING = 0.003
 LEAST_DISAGREEMENT = 0.005
+MISTYPED = 1.5
+"""Times the tokens per unit of fraction of the sound starts, from which a tiny fraction is taken as mistyped: a slipped
+digit makes it ten times, and without any weights the tokens are in proportion to the fraction."""
 LEAST_LENGTH_GIB, MOST_COMPARED = 0.5, 16
 """Equal starts of vLLM differ by less than this."""
 DISCRETE = NoiseScales(
@@ -159,15 +163,27 @@ def fit_pool(
 def _without_mistyped(
     found: Sequence[Evidence], setting: Setting, knowledge: Knowledge, running: Observation | None
 ) -> tuple[tuple[Evidence, ...], list[Caution]]:
-    """Set aside points whose fraction cannot be what they ran with, where others can; of what runs advice says so."""
+    """Set aside points whose fraction cannot be what they ran with, where others can; of what runs advice says so.
+
+    A pool in proportion to its fraction, or smaller, is no sign: weights leave the smaller fraction less per fraction.
+    """
     line = PoolLine(setting=setting, knowledge=knowledge, posterior=None, page_tokens=1)
     points = {item.start.id: line.implausible(item.start) for item in found if item.use is Use.POINT}
-    reasons = {key: why for key, why in points.items() if why is not None}
-    if len(reasons) in (0, len(points)):
+    sound = [_tokens_per_fraction(item) for item in found if points.get(item.start.id, "") is None]
+    reasons = {
+        item.start.id: why
+        for item in found
+        if (why := points.get(item.start.id)) and sound and _tokens_per_fraction(item) > MISTYPED * max(sound)
+    }
+    if not reasons:
         return tuple(found), []
     marked = (item.put(Use.SET_ASIDE, reasons[item.start.id]) if item.start.id in reasons else item for item in found)
     others = [why for key, why in reasons.items() if running is None or key != running.id]
     return tuple(marked), [Caution(code="implausible_fraction", detail=why) for why in others[-1:]]
+
+
+def _tokens_per_fraction(item: Evidence) -> float:
+    return (item.start.measurements.pool_tokens or 0) / (fraction_of(item.start) or 1.0)
 
 
 def _gib_per_length(evidence: Sequence[Evidence], setting: Setting) -> float:
