@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 from litestar import Request
 from litestar.exceptions import InternalServerException
+from msgspec.structs import FieldInfo
 
 from kvyield_server.api.problems import MalformedError, TooSlowError, UnsupportedMediaError, raise_faults
 from kvyield_server.api.services import services_of
@@ -120,7 +121,7 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
     ]
     faults += [
         Fault(f"/{it.encode_name}", f"{it.encode_name} is {given[it.encode_name]}: give a value, or leave it out.")
-        for it in msgspec.structs.fields(expected)
+        for it in _fields(expected)
         if it.encode_name in given and _is_read_as_none(given[it.encode_name], it.type)
     ]
     if not faults and not any("\0" in text for text in given.values()):
@@ -165,4 +166,10 @@ def _moment(value: Any, days: int) -> Any:
 @cache
 def _fields_of(expected: type[msgspec.Struct], kind: str) -> frozenset[str]:
     """Return the parameters whose type names a kind."""
-    return frozenset(it.encode_name for it in msgspec.structs.fields(expected) if kind in str(it.type))
+    return frozenset(it.encode_name for it in _fields(expected) if kind in str(it.type))
+
+
+@cache
+def _fields(struct: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """Return the fields of a struct: their types are texts, which are evaluated once, not with each request."""
+    return msgspec.structs.fields(struct)
