@@ -68,7 +68,7 @@ def held(bare: Writer[Connection]) -> Iterator[None]:
 
 
 def test_jobs_that_wait_share_a_commit(bare: Writer[Connection], engine: Engine) -> None:
-    """A hundred jobs that wait take two commits, one for each group of at most 64."""
+    """A hundred jobs that wait take two commits on SQLite, groups of at most 64; on PostgreSQL each its own."""
     commits: list[Connection] = []
     with held(bare):
         futures = [bare.submit(insert(number)) for number in range(100)]
@@ -76,19 +76,21 @@ def test_jobs_that_wait_share_a_commit(bare: Writer[Connection], engine: Engine)
         event.listen(engine, "commit", commits.append)
     for future in futures:
         future.result()
-    assert len(commits) == 3  # the job that held the writer is the third
+    shared = 2 if engine.dialect.name == "sqlite" else 100
+    assert len(commits) == shared + 1  # the job that held the writer is one more
     assert rows(engine) == 100
 
 
 def test_a_future_is_done_after_the_commit_only(bare: Writer[Connection], engine: Engine) -> None:
-    """While the commit of a group runs, none of its futures is done."""
+    """While a commit runs, no future is done of what it writes."""
     states: list[bool] = []
     with held(bare):
         futures = [bare.submit(insert(number)) for number in range(3)]
-        event.listen(engine, "commit", lambda _: states.extend(future.done() for future in futures))
+        event.listen(engine, "commit", lambda _: states.append(futures[-1].done()))
     for future in futures:
         future.result()
-    assert states[-3:] == [False] * 3
+    assert states == [False] * len(states)
+    assert len(states) >= 2
 
 
 def test_a_cancelled_job_never_runs(bare: Writer[Connection], engine: Engine) -> None:
@@ -126,7 +128,7 @@ def test_a_job_that_hides_a_database_error_is_not_believed(bare: Writer[Connecti
 
 
 def test_a_failed_commit_is_a_failure_for_all(bare: Writer[Connection], engine: Engine) -> None:
-    """When it cannot be known whether a commit is on disk, no job of the group is told that it is."""
+    """When it cannot be known whether a commit is on disk, no job of its transaction is told that it is."""
     numbers = count()
 
     def lose_the_answer(_: Connection) -> None:
@@ -137,9 +139,38 @@ def test_a_failed_commit_is_a_failure_for_all(bare: Writer[Connection], engine: 
         futures = [bare.submit(insert(number)) for number in range(3)]
         event.listen(engine, "commit", lose_the_answer)
     errors = [future.exception() for future in futures]
-    assert all(isinstance(error, StorageUnavailableError) for error in errors)
-    assert all(isinstance(error.__cause__, ConnectionError) for error in errors if error)
+    lost = errors if engine.dialect.name == "sqlite" else errors[:1]
+    assert all(isinstance(error, StorageUnavailableError) for error in lost)
+    assert all(isinstance(error.__cause__, ConnectionError) for error in lost if error)
+    assert errors[len(lost) :] == [None] * (3 - len(lost))
     assert bare.submit(insert(9)).exception() is None
+
+
+def test_two_servers_that_write_the_same_pairs_in_other_orders_never_deadlock(empty_postgres_url: str) -> None:
+    """Each job's locks end with the job: groups that held those of many pairs spent most of their time in deadlocks."""
+    migrate.upgrade(empty_postgres_url)
+    engines = [engine_for(database_url(empty_postgres_url), Use.WRITE) for _ in range(2)]
+    both = [Writer(engine, lambda connection: connection) for engine in engines]
+
+    def again(number: int) -> Any:
+        changed = tables.hardware.update().where(tables.hardware.c.id == UUID(int=number)).values(memory_gib=1.0)
+        return lambda connection: connection.execute(changed)
+
+    for number in range(8):
+        both[0].submit(insert(number)).result()
+    orders = (range(8), range(7, -1, -1))
+    for _ in range(10):
+        with held(both[0]), held(both[1]):
+            done = [one.submit(again(n)) for one, order in zip(both, orders, strict=True) for n in order]
+        assert [future.exception() for future in done] == [None] * 16
+    for one in both:
+        one.close()
+    with engines[0].connect() as connection:
+        connection.execute(text("SELECT pg_stat_force_next_flush()"))
+        query = text("SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()")
+        assert connection.execute(query).scalar_one() == 0
+    for engine in engines:
+        engine.dispose()
 
 
 def test_a_database_that_cannot_be_reached_fails_all_that_wait(bare: Writer[Connection], engine: Engine) -> None:

@@ -1,4 +1,7 @@
-"""One thread that writes, with group commit: jobs that wait together share one transaction and one flush to disk.
+"""One thread that writes, with group commit on SQLite: jobs that wait together share a transaction and a flush to disk.
+
+On PostgreSQL each job has its own transaction: groups of two servers held the locks of many pairs at once, each in its
+order of arrival, and most of their time went to deadlocks (a second each).
 
 Each job runs within its own savepoint, so that a job that raises takes nothing along. A savepoint costs little beside
 the job, and its release proves that the database still holds the transaction that is about to be committed: both
@@ -24,7 +27,7 @@ from kvyield_server.storage.faults import is_race, translated, unavailable
 T = TypeVar("T")
 U = TypeVar("U")
 
-GROUP_SIZE = 64  # PostgreSQL keeps up to 64 savepoints of a transaction in fast memory
+GROUP_SIZE = 64
 CAPACITY = 10_000
 MOST_RACES = 3
 
@@ -58,6 +61,7 @@ class Writer(Generic[U]):
         self._queue: deque[_Entry[U]] = deque()
         self._wake = Condition()
         self._is_closing = False
+        self._group_size = 1 if engine.dialect.name == "postgresql" else GROUP_SIZE
         self._connection: Connection | None = None
         self.has_failed = self._is_unwell = False
         self._thread = Thread(target=self._loop, name="kvyield-writer", daemon=True)
@@ -104,7 +108,7 @@ class Writer(Generic[U]):
         with self._wake:
             self._wake.wait_for(lambda: self._queue or self._is_closing)
             group: list[_Entry[U]] = []
-            while self._queue and len(group) < GROUP_SIZE and not (group and self._queue[0].is_alone):
+            while self._queue and len(group) < self._group_size and not (group and self._queue[0].is_alone):
                 group.append(self._queue.popleft())
                 if group[-1].is_alone:
                     break
