@@ -57,7 +57,7 @@ def test_a_target_beyond_the_gpu_restarts_nothing(host: Host) -> None:
 
 def test_a_start_that_runs_out_of_memory_is_rolled_back_and_retried_lower(host: Host) -> None:
     """The old flags serve in between, are a row of their own, and are not charged with the death."""
-    host.standin = {"oom_above_fraction": 0.9275, "start_seconds": 1.5}
+    host.standin = {"oom_above_fraction": 0.9275, "start_seconds": 3.1}
     running = serving(host.tune("--yes", "--json"))
     outcomes = [(row.outcome, row.flags["mem_fraction_static"]) for row in host.rows()]
     assert outcomes == [("ready", 0.85), ("oom_startup", 0.928), ("ready", 0.85), ("ready", 0.926)]
@@ -67,7 +67,7 @@ def test_a_start_that_runs_out_of_memory_is_rolled_back_and_retried_lower(host: 
 
 def test_a_death_while_verifying_is_evidence_and_the_old_flags_serve_again(host: Host) -> None:
     """The row says how many tokens were sent; what was there before runs when tune gives up."""
-    host.standin = {"need_base_gib": 5.0, "start_seconds": 1.5}  # equal flags within two seconds are one start
+    host.standin = {"need_base_gib": 5.0, "start_seconds": 3.1}  # equal flags within two seconds are one start
     running = serving(host.tune("--yes", "--json", "--max-restarts", "1"))
     base, died, again = host.rows()
     assert [row.outcome for row in (base, died, again)] == ["ready", "oom_runtime", "ready"]
@@ -122,7 +122,7 @@ def _read(request: urllib.request.Request) -> None:
 
 def test_an_engine_that_ignores_the_flag_gets_its_old_flags_back(host: Host) -> None:
     """Its own log tells what it runs with; that is said."""
-    host.standin = {"ignores_fraction": 0.85, "start_seconds": 1.2}
+    host.standin = {"ignores_fraction": 0.85, "start_seconds": 3.1}  # equal flags within two seconds are one start
     running = serving(host.tune("--yes", "--json"))
     assert "did not reach the engine: mem_fraction_static was given as 0.928" in running.err
     assert running.records[-1]["result"] == "not_verified"
@@ -141,7 +141,7 @@ def test_flags_that_the_engine_refuses_are_a_row_without_a_charge(host: Host) ->
     engine = [str(parser), "--model-path", host.model, "--port", str(host.port)]
     parser.write_text(f"#!{host.engine[0]}\n{parser.read_text()}")
     parser.chmod(0o755)
-    host.standin = {"start_seconds": 1.5}  # two starts of the same flags within two seconds are one to a ledger
+    host.standin = {"start_seconds": 3.1}  # two starts of the same flags within two seconds are one to a ledger
     running = serving(host.tune("--yes", "--json", "--engine", "sglang", engine=engine))
     _, refused, again = host.rows()
     assert (refused.outcome, refused.measurements.pool_tokens) == ("failed", None)

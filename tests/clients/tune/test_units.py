@@ -74,7 +74,7 @@ def test_a_unit_is_tuned_in_one_restart_and_undone(served: Served) -> None:
 
 def test_a_unit_whose_new_flags_do_not_start_serves_as_before(served: Served) -> None:
     """No drop-in is left."""
-    served.host.standin = {"oom_above_fraction": 0.9, "start_seconds": 1.5}  # equal flags within 2 s are one start
+    served.host.standin = {"oom_above_fraction": 0.9, "start_seconds": 3.1}  # equal flags within 2 s are one start
     running = served.tune("--max-restarts", "1")
     assert running.code() == 1, running.err
     assert not served.drop_in.parent.exists()
