@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import erfc, inf, sqrt
+from itertools import product
+from math import inf, sqrt
 from typing import NamedTuple
 from uuid import UUID
 
@@ -46,8 +47,9 @@ from kvyield_server.domain.facts.observation import (
 )
 from kvyield_server.domain.facts.scalars import as_number, is_on
 from kvyield_server.domain.facts.versions import parse_version
+from kvyield_server.domain.model.bounds import Bound, Normals, given_bounds
 from kvyield_server.domain.model.evidence import fraction_of, held_by_others, usable_free
-from kvyield_server.domain.model.line import Normal, truncation
+from kvyield_server.domain.model.line import Normal
 from kvyield_server.domain.model.mixture import Floats, Mixture
 from kvyield_server.domain.model.pool import PoolAt, PoolLine
 from kvyield_server.domain.model.pool_fit import REBASE_GIB
@@ -79,9 +81,10 @@ pairs with readings was, by 2 to 12 % (tests/domain/estimate_priors.py); seven s
 UNRELATED = 0.01
 """How often a start runs out of memory for a cause of its own, such as another process nobody saw: none of 252 recorded
 starts that came up and of 19 deaths shows one, so not much above 3 in 252 (the same script)."""
-MOST_DEATHS = 4
+MOST_BOUNDS, MOST_DEATHS = 8, 4
+TRUST = {"upper": 0.9, "lower": 0.995, "death": 1.0}
+"""How often a bound means what it says; what else a death may mean has normals of its own."""
 NEGLIGIBLE = 2e-3
-_ROOT_TWO = sqrt(2.0)
 PREFILL_VERSION = (0, 5, 16, 0)
 
 
@@ -112,16 +115,6 @@ class Prior(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FreePosterior:
-    """Weighted normals over the coefficients, one per noise scale."""
-
-    weight: Floats
-    mean: Floats
-    covariance: Floats
-    noise: Floats
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FreeMemory:
     """Free memory at ready as a function of the flags, for one deployment.
 
@@ -132,7 +125,7 @@ class FreeMemory:
     line: PoolLine
     reference: Flags
     context_tokens: int | None
-    posterior: FreePosterior | None
+    posterior: Normals | None
     graph_gib: float = ALL_GRAPHS_GIB
     is_other_version: bool = False
 
@@ -329,7 +322,7 @@ def _dropped(free: FreeMemory, start: Observation, ready: float) -> float:
     return 1.0 if is_short or (took < 1.0 and ready + took < PREFILL_GRAPH_FREE_GIB) else 0.0
 
 
-def _posterior(free: FreeMemory, base: Normal, groups: Sequence[tuple[Flags, list[Reading]]]) -> FreePosterior:
+def _posterior(free: FreeMemory, base: Normal, groups: Sequence[tuple[Flags, list[Reading]]]) -> Normals:
     mean, sd = _prior(free, base)
     is_unified = has_unified_memory(free.line.setting.hardware)
     noise = np.array(UNIFIED_NOISE) * base.mean if is_unified else np.array(NOISE_GIB)
@@ -339,19 +332,13 @@ def _posterior(free: FreeMemory, base: Normal, groups: Sequence[tuple[Flags, lis
     scales = posterior.weight.size
     if not points.values.size:
         posterior = _or_wrong(posterior, mean, sd, WRONG_SD * base.mean)
-    for row, value, is_upper, trust in sorted(bounds, key=lambda bound: (bound[2], bound[1], tuple(bound[0]))):
-        sign = 1.0 if is_upper else -1.0
-        posterior = _bounded(posterior, sign * row, sign * value, trust)
-    posterior = _merged(posterior, scales)
-    for row, value, unseen in sorted(deaths, key=lambda death: death[1])[:MOST_DEATHS]:
-        posterior = _given_death(posterior, row, value, unseen)
-    return _falling(posterior, base)
+    return _falling(_given(_merged(posterior, scales), bounds, deaths), base)
 
 
-def _or_wrong(posterior: FreePosterior, mean: Floats, sd: Floats, wrong_gib: float) -> FreePosterior:
+def _or_wrong(posterior: Normals, mean: Floats, sd: Floats, wrong_gib: float) -> Normals:
     """Return the prior, or else one that is far wider in what is fixed, as long as no start measured free memory."""
     wide = np.diag(np.concatenate(([wrong_gib], sd[1:])) ** 2)
-    return FreePosterior(
+    return Normals(
         weight=np.append((1.0 - WRONG_SHARE) * posterior.weight, WRONG_SHARE),
         mean=np.vstack((posterior.mean, mean)),
         covariance=np.concatenate((posterior.covariance, wide[None])),
@@ -359,33 +346,29 @@ def _or_wrong(posterior: FreePosterior, mean: Floats, sd: Floats, wrong_gib: flo
     )
 
 
-def _given_death(posterior: FreePosterior, row: Floats, value: float, unseen: float) -> FreePosterior:
-    """Return the posterior given a death at start-up: free memory was below zero there, or the cause was another.
-
-    ``value`` is what row·b stayed under; ``unseen`` is the variance of what the dead start's flags may have taken.
-    """
-    weight, mean, covariance = posterior.weight.copy(), posterior.mean.copy(), posterior.covariance.copy()
-    for k in range(weight.size):
-        along = covariance[k] @ row
-        spread = sqrt(max(float(along @ row), 0.0) + float(posterior.noise[k]) ** 2 + unseen)
-        z = (value - float(mean[k] @ row)) / spread
-        mills, shrink = truncation(z)
-        step = along / spread
-        weight[k] *= 0.5 * erfc(-z / _ROOT_TWO)
-        mean[k] -= mills * step
-        covariance[k] -= shrink * np.outer(step, step)
-    weights = np.concatenate((weight, UNRELATED * posterior.weight))
-    weights /= weights.sum()
-    kept = weights > NEGLIGIBLE
-    return FreePosterior(
-        weight=weights[kept] / weights[kept].sum(),
-        mean=np.concatenate((mean, posterior.mean))[kept],
-        covariance=np.concatenate((covariance, posterior.covariance))[kept],
-        noise=np.concatenate((posterior.noise, posterior.noise))[kept],
+def _given(posterior: Normals, bounds: list[Bound], deaths: list[Bound]) -> Normals:
+    """Return the posterior given all bounds; each death doubles the normals, for its cause may have been another."""
+    if not bounds and not deaths:
+        return posterior
+    told = np.array(list(product((1.0, 0.0), repeat=len(deaths))))
+    counts = np.hstack((np.ones((len(told), len(bounds))), told)).repeat(posterior.weight.size, axis=0)
+    doubled = Normals(
+        weight=np.tile(posterior.weight, len(told)) * UNRELATED ** (1.0 - counts[:, len(bounds) :]).sum(axis=1),
+        mean=np.tile(posterior.mean, (len(told), 1)),
+        covariance=np.tile(posterior.covariance, (len(told), 1, 1)),
+        noise=np.tile(posterior.noise, len(told)),
+    )
+    found = given_bounds(doubled, [*bounds, *deaths], counts)
+    kept = found.weight > NEGLIGIBLE
+    return Normals(
+        weight=found.weight[kept] / found.weight[kept].sum(),
+        mean=found.mean[kept],
+        covariance=found.covariance[kept],
+        noise=found.noise[kept],
     )
 
 
-def _merged(posterior: FreePosterior, scales: int) -> FreePosterior:
+def _merged(posterior: Normals, scales: int) -> Normals:
     """Return the posterior with neighbours among the first ``scales`` normals joined, to three at most."""
     order = np.argsort(posterior.noise[:scales])
     reached = np.cumsum(posterior.weight[order]) / posterior.weight[:scales].sum()
@@ -400,7 +383,7 @@ def _merged(posterior: FreePosterior, scales: int) -> FreePosterior:
         means.append(mean)
         covariances.append(np.einsum("k,kij->ij", share, posterior.covariance[chosen]) + (share[:, None] * off).T @ off)
         noise.append(sqrt(float(share @ posterior.noise[chosen] ** 2)))
-    return FreePosterior(
+    return Normals(
         weight=np.concatenate((weight, posterior.weight[scales:])),
         mean=np.concatenate((means, posterior.mean[scales:])),
         covariance=np.concatenate((covariances, posterior.covariance[scales:])),
@@ -408,7 +391,7 @@ def _merged(posterior: FreePosterior, scales: int) -> FreePosterior:
     )
 
 
-def _falling(posterior: FreePosterior, base: Normal) -> FreePosterior:
+def _falling(posterior: Normals, base: Normal) -> Normals:
     """Return the posterior with free memory that falls as the fraction rises, whatever the starts said."""
     mean = posterior.mean.copy()
     mean[:, 1] = np.clip(mean[:, 1], -0.1, MOST_SAVED)
@@ -441,11 +424,10 @@ def _draft_billed_in_layers(version: str | None, free: FreeMemory) -> bool:
 
 def _stacked(
     free: FreeMemory, groups: Sequence[tuple[Flags, list[Reading]]]
-) -> tuple[FreePoints, list[tuple[Floats, float, bool, float]], list[tuple[Floats, float, float]]]:
-    """Return all points, the bounds, and the deaths at start-up."""
+) -> tuple[FreePoints, list[Bound], list[Bound]]:
+    """Return all points, and the bounds and deaths that say most: the lowest upper and the highest lower ones."""
     rows, values, extra = [np.zeros((0, COLUMNS))], [np.zeros(0)], [np.zeros(0)]
-    bounds: list[tuple[Floats, float, bool, float]] = []
-    deaths: list[tuple[Floats, float, float]] = []
+    found: dict[str, list[Bound]] = {"upper": [], "lower": [], "death": []}
     for flags, readings in groups:
         fractions = np.array([reading.fraction for reading in readings])
         lent = np.array([reading.lent for reading in readings])
@@ -459,22 +441,19 @@ def _stacked(
         values.append(left[is_point])
         extra.append(np.array([reading.sd**2 for reading in readings])[is_point] + unseen)
         for index in np.flatnonzero(~is_point):
-            if readings[index].kind == "death":
-                deaths.append((row[index], float(left[index]), readings[index].sd ** 2 + unseen))
-                continue
-            is_upper = readings[index].kind == "upper"
-            bounds.append((row[index], float(left[index]), is_upper, 0.9 if is_upper else 0.995))
-    return FreePoints(np.concatenate(rows), np.concatenate(values), np.concatenate(extra)), _tightest(bounds), deaths
+            kind, sign = readings[index].kind, -1.0 if readings[index].kind == "lower" else 1.0
+            doubt = readings[index].sd ** 2 + unseen
+            found[kind].append(Bound(sign * row[index], sign * float(left[index]), TRUST[kind], doubt))
+    points = FreePoints(np.concatenate(rows), np.concatenate(values), np.concatenate(extra))
+    upper, lower, deaths = (sorted(found[kind], key=_tightness) for kind in ("upper", "lower", "death"))
+    return points, [*upper[:MOST_BOUNDS], *lower[:MOST_BOUNDS]], deaths[:MOST_DEATHS]
 
 
-def _tightest(bounds: list[tuple[Floats, float, bool, float]]) -> list[tuple[Floats, float, bool, float]]:
-    """Return the bounds that say most: the lowest upper and the highest lower ones."""
-    upper = sorted((b for b in bounds if b[2]), key=lambda b: b[1])[:8]
-    lower = sorted((b for b in bounds if not b[2]), key=lambda b: -b[1])[:8]
-    return [*upper, *lower]
+def _tightness(bound: Bound) -> tuple[float, ...]:
+    return bound.limit, *bound.row
 
 
-def _with_points(prior: Prior, noise: Floats, weight: Floats, points: FreePoints) -> FreePosterior:
+def _with_points(prior: Prior, noise: Floats, weight: Floats, points: FreePoints) -> Normals:
     """Return the posterior after all points, at each noise scale, weighted by its evidence."""
     (mean, sd), (rows, values, extra) = prior, points
     precision, count = np.diag(sd**-2.0), values.size
@@ -488,7 +467,7 @@ def _with_points(prior: Prior, noise: Floats, weight: Floats, points: FreePoints
     pull = precision @ mean + np.einsum("kn,ni,n->ki", p, rows, values)
     found = np.einsum("kij,kj->ki", covariance, pull)
     if not count:
-        return FreePosterior(weight=weight, mean=found, covariance=covariance, noise=noise)
+        return Normals(weight=weight, mean=found, covariance=covariance, noise=noise)
     off = values - found @ rows.T
     misfit = (p * off * off).sum(axis=1) + (((found - mean) / sd) ** 2).sum(axis=1)
     height = np.log(weight) - 0.5 * misfit - 0.5 * (robust * np.log(scatter)).sum(axis=1)
@@ -496,7 +475,7 @@ def _with_points(prior: Prior, noise: Floats, weight: Floats, points: FreePoints
     share = np.exp(height - height.max())
     kept = share > NEGLIGIBLE
     share = share[kept] / share[kept].sum()
-    return FreePosterior(weight=share, mean=found[kept], covariance=covariance[kept], noise=noise[kept])
+    return Normals(weight=share, mean=found[kept], covariance=covariance[kept], noise=noise[kept])
 
 
 def _inliers(mean: Floats, sd: Floats, rows: Floats, values: Floats) -> Floats:
@@ -511,23 +490,6 @@ def _inliers(mean: Floats, sd: Floats, rows: Floats, values: Floats) -> Floats:
     near = np.abs(left - middle) <= FAR * np.maximum(spread, 0.25) + 3.0 * doubt
     found: Floats = near.astype(np.float64)
     return found
-
-
-def _bounded(posterior: FreePosterior, row: Floats, bound: float, trust: float) -> FreePosterior:
-    """Return the posterior given that row·b + noise <= bound, or else that something unrelated was the cause."""
-    weight, mean, covariance = posterior.weight.copy(), posterior.mean.copy(), posterior.covariance.copy()
-    for k in range(weight.size):
-        along = covariance[k] @ row
-        spread = sqrt(max(float(along @ row), 0.0) + float(posterior.noise[k]) ** 2)
-        z = (bound - float(mean[k] @ row)) / spread
-        likely = trust * 0.5 * erfc(-z / _ROOT_TWO) + (1.0 - trust)
-        share = (likely - (1.0 - trust)) / likely
-        mills, shrink = truncation(z)
-        step = along / spread
-        weight[k] *= likely
-        mean[k] -= share * mills * step
-        covariance[k] += (share * (1.0 - share) * mills**2 - share * shrink) * np.outer(step, step)
-    return replace(posterior, weight=weight / weight.sum(), mean=mean, covariance=covariance)
 
 
 def _unseen_variance(engine: EngineName, flags: Flags, reference: Flags) -> float:
