@@ -50,6 +50,22 @@ def test_the_summary_alone_holds_the_memory_of_a_start(usage: str, in_use: str) 
     assert start.contradictions == []
 
 
+@pytest.mark.parametrize("unit", ["GiB", "Gib"])
+def test_the_results_line_of_0_6_4_holds_total_pool_and_fraction(unit: str) -> None:
+    """vLLM 0.6.4 told its memory profile in one line; a line cut in its last figure gives no fraction."""
+    told = (
+        "INFO 12-02 20:21:46 worker.py:241] Memory profiling results: total_gpu_memory=23.58GiB "
+        f"initial_memory_usage=15.34GiB peak_torch_memory=17.06GiB memory_usage_post_profile=15.35{unit} "
+        "non_torch_memory=0.35GiB kv_cache_size=3.81GiB gpu_memory_utilization=0.95"
+    )
+    start = only([told])
+    assert values(start) == {"device_memory_gib": 23.58, "kv_cache_gib": 3.81}
+    assert start.flags["gpu_memory_utilization"].value == 0.95
+    cut = only([told[:-1]])
+    assert "gpu_memory_utilization" not in cut.flags
+    assert values(cut) == {"kv_cache_gib": 3.81}
+
+
 def test_vllm_ascend_says_it_in_its_own_words() -> None:
     """The line of vllm-ascend, with its parts in any order and some of them left out, is read by its parts."""
     kv = "Current KV cache memory: 20.62 GiB."

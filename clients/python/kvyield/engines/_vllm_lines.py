@@ -25,7 +25,12 @@ BATCHED = re.compile(r"Chunked prefill is enabled (?:with |\()max_num_batched_to
 LOADED = re.compile(rf"(?:Model loading took|Loading model weights took) {_GIB}")
 V0_WEIGHTS = re.compile(rf"model weights take:? {_GIB}")
 V0_TOTAL = re.compile(rf"total_gpu_memory \({_GIB}\) x gpu_memory_utilization \((\d?\.\d+|\d)\) = {_GIB}")
-V0_REST = re.compile(rf"(?:the rest of the memory reserved for KV Cache is|^(?:INFO )?KV Cache:) {_GIB}")
+V0_RESULTS = re.compile(
+    rf"Memory profiling results: total_gpu_memory={_GIB} .{{1,200}} gpu_memory_utilization=(\d\.\d\d)(?![\d.])"
+)
+V0_REST = re.compile(
+    rf"(?:the rest of the memory reserved for KV Cache is |^(?:INFO )?KV Cache: |\bkv_cache_size=){_GIB}(?![a-z])"
+)
 V0_BLOCKS = re.compile(r"# (?:GPU|[Cc][Uu][Dd][Aa]|[a-z]{2,8}) blocks: ([\d,]{1,24})\b")
 AVAILABLE = re.compile(rf"Available KV cache memory: {_N} GiB")
 SIZE = re.compile(r"\b[A-Z]{2,6}(?: \+ host)? KV cache size: (\d{1,3}(?:,\d{3}){0,6}|\d{1,18}) tokens")
@@ -92,7 +97,7 @@ MINE = any_of(
     r"vLLM (?:API )?server version|Starting vLLM|vLLM instance can use",
     r"Model loading took|Loading model weights took|model weights take",
     r"Free memory on device|gpu_memory_utilization|[Dd]esired GPU memory utilization",
-    r"reserved for KV Cache|# \w{2,8} blocks: |KV Cache: \d",
+    r"reserved for KV Cache|Memory profiling results: total_gpu_memory=|# \w{2,8} blocks: |KV Cache: \d",
     r"Available KV cache memory|KV cache size: [\d,]{1,24} tokens|Maximum concurrency for",
     r"Graph capturing finished|CUDA graph memory profiling|Estimated CUDA graph memory|CUDA graph pool memory",
     r"kv_cache_memory_bytes|num_gpu_blocks_override",

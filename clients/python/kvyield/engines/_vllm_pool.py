@@ -121,7 +121,8 @@ class VllmMemory:
 
     def totals(self, record: Record, text: str, contradictions: list[str]) -> bool:
         """The GPU's total and free memory at the start, and what a worker's summary says that took it."""
-        total, of_total, initial = (p.search(text) for p in (lines.V0_TOTAL, lines.FREE_OF, lines.INITIAL))
+        of_total, initial = lines.FREE_OF.search(text), lines.INITIAL.search(text)
+        total = lines.V0_TOTAL.search(text) or lines.V0_RESULTS.search(text)
         free = of_total or initial
         if total or of_total:
             device = float(total[1]) if total else float((of_total or "")[2])

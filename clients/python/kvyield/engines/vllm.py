@@ -189,14 +189,14 @@ class VllmReader(StartReader):
     def _read_total(self, record: Record, text: str) -> bool:
         if lines.REFUSED_FREE.search(text):
             return False
-        told = [p.search(text) for p in (lines.V0_TOTAL, lines.DESIRED, lines.REQUESTED, lines.EQUIVALENT)]
-        total, *others = told
+        total = lines.V0_TOTAL.search(text) or lines.V0_RESULTS.search(text)
+        others = [p.search(text) for p in (lines.DESIRED, lines.REQUESTED, lines.EQUIVALENT)]
         rounded = total[2] if total else next((match[1] for match in others if match), None)
         if rounded is not None and "gpu_memory_utilization" not in self.start.flags:
             self.flag("gpu_memory_utilization", float(rounded), source(record))
         found = self.memory.totals(record, text, self.start.contradictions)
         self.started = self.started or found
-        return found or any(told)
+        return found or any(others)
 
     def _read_graphs(self, record: Record, text: str) -> bool:
         if lines.GRAPHS_BEGIN.search(text):
@@ -334,6 +334,7 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
     ("ree memory", VllmReader._read_total),
     ("KV ", VllmReader._read_pool),
     ("kv cache memory in use", VllmReader._read_pool),
+    ("kv_cache_size=", VllmReader._read_pool),
     (" blocks: ", VllmReader._read_pool),
     ("num_gpu_blocks", VllmReader._read_pool),
     ("Maximum concurrency", VllmReader._read_pool),
