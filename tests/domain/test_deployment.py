@@ -227,3 +227,43 @@ def test_the_key_holds_the_whole_configuration() -> None:
     assert one == reordered == python
     assert one != other
     assert json.loads(one["speculation"])["model"] == DRAFT.lower()
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "expected"),
+    [
+        ("0.6.4", {"max_model_len": 20_000}, "20000"),
+        ("0.6.4", {"max_model_len": 1024}, "2048"),
+        ("0.6.4", {"max_model_len": 35_000}, None),
+        ("0.6.4", {"max_model_len": 20_000, "enable_chunked_prefill": True}, None),
+        ("0.6.4", {"max_model_len": 20_000, "max_num_batched_tokens": 512}, "512"),
+        ("0.20.0", {"max_model_len": 20_000}, None),
+        ("0.20.0", {"max_model_len": 40_000, "enable_chunked_prefill": False}, "40000"),
+        (None, {"max_model_len": 20_000}, None),
+        ("0.6.4", {}, None),
+    ],
+)
+def test_without_chunks_vllm_profiles_the_longest_prompt(
+    version: str | None, flags: dict[str, Any], expected: str | None
+) -> None:
+    """So the context length moves the pool there, as another number of batched tokens would."""
+    key = deployment_key(Model(name="m"), Engine(name=EngineName.VLLM, version=version), flags, 1)
+    assert key.get("batched_tokens") == expected
+
+
+def test_a_longer_context_is_no_free_gain_where_prompts_are_profiled_whole() -> None:
+    """0.6.4 at 20,000 tokens had a pool of 31,232 and at 29,000 one of 23,648 (vllm-project/vllm issue 10517)."""
+    hardware = Hardware(gpu="NVIDIA GeForce RTX 3090", gpu_count=1, memory_gib=23.58, unified_memory=False)
+    flags = {"gpu_memory_utilization": 0.9, "max_model_len": 20_000, "tensor_parallel_size": 1}
+    ran = observe(
+        "whole", 0, hardware=hardware, model=Model(name="example/8b"),
+        engine=Engine(name=EngineName.VLLM, version="0.6.4.post1"), flags=flags, pool_tokens=31_232, kv_cache_gib=3.81,
+        device_memory_gib=23.58,
+    )  # fmt: skip
+    fit = fit_pair(PairEvidence((ran,))).choose(engine=EngineName.VLLM, engine_version=None, like=ran.id, flags={})
+    assert fit is not None
+    same, longer = (fit.predict({**flags, "max_model_len": length}).pool_tokens for length in (20_000, 29_000))
+    assert same is not None
+    assert longer is not None
+    assert same.high - same.low < 1_000
+    assert longer.low < 23_648 < longer.high

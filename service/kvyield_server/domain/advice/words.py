@@ -10,6 +10,7 @@ from kvyield_server.domain.advice.question import Case, anchor_flags, input_limi
 from kvyield_server.domain.advice.render import command_line, flag_words
 from kvyield_server.domain.answers import Advice, Basis, Headline, HeadlineCode, Status, percent
 from kvyield_server.domain.engines.registry import positive
+from kvyield_server.domain.facts.deployment import requests_move_pool
 from kvyield_server.domain.facts.observation import EngineName, Flags
 from kvyield_server.domain.model.evidence import Label
 from kvyield_server.domain.model.interface import Need
@@ -162,9 +163,11 @@ def _physics(case: Case) -> Iterator[str]:
     if slope is None or slope.median <= 0.0:
         return
     origin = f"zero at {zero.median:.4g}" if zero is not None and zero.median > 0.01 else "from zero"
+    moves = requests_move_pool(case.model.model, case.model.engine, case.model.flags)
+    context = "" if moves else f"; {case.names.context} does not affect it"
     yield (
         f"By the engine's own arithmetic the pool is a straight line in {flag}: {slope.median / 100:,.0f} tokens per "
-        f"0.01, {origin}; {case.names.context} does not affect it."
+        f"0.01, {origin}{context}."
     )
 
 

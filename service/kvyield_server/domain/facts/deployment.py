@@ -15,6 +15,7 @@ from types import MappingProxyType
 
 from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.engines.token_cost import QUANT_POLICIES, speculation
+from kvyield_server.domain.engines.vllm import whole_prompt_tokens
 from kvyield_server.domain.facts.layout import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
 from kvyield_server.domain.facts.model_config import keeps_8bit_kv, keeps_states
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
@@ -93,12 +94,15 @@ def key_fields(engine: EngineName, *, requests_move_pool: bool = False) -> Mappi
 
 
 def requests_move_pool(model: Model, engine: Engine, flags: Flags) -> bool:
-    """Tell whether requests (SGLang) or their length (vLLM) move the pool: states beside it, or old EAGLE headroom.
+    """Tell whether requests (SGLang) or their length (vLLM) move the pool.
 
-    SGLang 0.4.6 to 0.5.5 adds running requests times draft tokens to the pool of a speculating target.
+    States beside it do, old EAGLE headroom (SGLang 0.4.6 to 0.5.5 adds running requests times draft tokens to the pool
+    of a speculating target), and a profile run of the longest prompt.
     """
     if keeps_states(model):
         return True
+    if engine.name is EngineName.VLLM:
+        return whole_prompt_tokens(engine.version, flags) is not None
     release = parse_version(engine.version)
     is_old = release is not None and (0, 4, 6, 0) <= release < (0, 5, 6, 0)
     return engine.name is EngineName.SGLANG and is_old and bool(speculation(flags))
@@ -118,6 +122,8 @@ def deployment_key(model: Model, engine: Engine, flags: Flags, gpu_count: int) -
         name = next((name for name in names if name in flags), None)
         if name is not None:
             key.update(_canonical(field, flags[name]))
+    if engine.name is EngineName.VLLM and (tokens := whole_prompt_tokens(engine.version, flags)):
+        key["batched_tokens"] = str(tokens)
     if key.get("kv_dtype") == AUTO and keeps_8bit_kv(model.facts):
         key["kv_dtype"] = "fp8"
     if gpu_count == 1:
