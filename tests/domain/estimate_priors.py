@@ -19,6 +19,7 @@ from kvyield_server.domain.facts.devices import has_unified_memory
 from kvyield_server.domain.facts.observation import FRACTION_FLAG, EngineName, Observation, Outcome
 from kvyield_server.domain.model.evidence import is_death
 from kvyield_server.domain.model.fit import PairEvidence, fit_pair
+from kvyield_server.domain.model.need import has_latent_attention
 
 LADDERS = (("qwen3-8b", "sglang"), ("dsv2-lite", "sglang"), ("qwen3-8b", "vllm"))
 TABLE_BYTES = 4
@@ -186,6 +187,14 @@ def prompts() -> Iterable[tuple[str, str]]:
         yield f"what a prompt took, {kind}, GiB", spread(values)
 
 
+def attention() -> Iterable[tuple[str, str]]:
+    """How many models have latent or sparse attention, of those whose name or config tells."""
+    told = {start.model.name: has_latent_attention(start.model) for start in everything()}
+    latent = [name for name, kind in told.items() if kind]
+    plain = [name for name, kind in told.items() if kind is False]
+    yield "latent or sparse", f"{len(latent)} of {len(latent) + len(plain)} ({len(told)} in all)"
+
+
 def sizes() -> Iterable[tuple[str, str]]:
     """The slope of logged KV memory over the memory that was stated, groups of two and more fractions."""
     ratios: dict[str, list[float]] = {"a whole number": [], "another figure": []}
@@ -273,6 +282,7 @@ def main() -> None:
         batched,
         prices,
         prompts,
+        attention,
         sizes,
         arithmetic,
         deaths,

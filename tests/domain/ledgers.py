@@ -28,6 +28,8 @@ H100S = Hardware(gpu="NVIDIA H100 80GB HBM3", gpu_count=8, memory_gib=79.65, uni
 SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")
 VLLM = Engine(name=EngineName.VLLM, version="0.20.0")
 PLAIN = Model(name="example/model")
+GROUPED = Model(name="example/Qwen-400B")
+"""A model whose name tells that its attention is plain, which that of the other leaves open."""
 TP8: dict[str, Any] = {
     "tp_size": 8,
     "context_length": 1_048_576,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from domain.door import advise, cold, fitted, predict, question
-from domain.ledgers import advised_fraction, codes, is_kept, on_line, passed, pool_at, start, words
+from domain.ledgers import GROUPED, advised_fraction, codes, is_kept, on_line, passed, pool_at, start, words
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import AdvicePrediction, Status
 from kvyield_server.domain.engines.token_cost import speculation, token_cost
@@ -106,8 +106,8 @@ def test_just_below_a_death_memory_is_unlikely_to_hold(
 def test_free_memory_measured_beside_a_death_contradicts_it() -> None:
     """Four starts measured 5 GiB and more close below: one death does not make them a lie, though between the highest
     and the death nothing was measured."""
-    starts = [on_line(n, fraction) for n, fraction in enumerate((0.86, 0.87, 0.88, 0.89))]
-    died = start(9, 0.9, pool_at(0.9), outcome="oom_startup")
+    starts = [on_line(n, fraction, model=GROUPED) for n, fraction in enumerate((0.86, 0.87, 0.88, 0.89))]
+    died = start(9, 0.9, pool_at(0.9), outcome="oom_startup", model=GROUPED)
     beside = advise([*starts, died], 480_000, prefer="pool")
     assert (beside.status, advised_fraction(beside)) == (Status.OK, 0.89)
 

@@ -252,3 +252,15 @@ def test_deaths_at_start_up_condition_free_memory_as_sampling_does(
         below = asked < min(deaths)
         np.testing.assert_allclose(found.above(needed)[below], sampled[below], atol=0.08)
         np.testing.assert_allclose(found.above(needed), sampled, atol=0.15)
+
+
+def test_no_memory_left_is_a_bound() -> None:
+    """0.00 GiB free says that none was left, not that a little less pool leaves exactly so much more."""
+    below = [ledgers.start(n, fraction, free=78.0 * (1.0 - fraction)) for n, fraction in enumerate((0.6, 0.61))]
+    none_left = ledgers.start(9, 0.99, free=0.0)
+    fit = fitted(*below, none_left)
+    at_96 = at_ready(fit, {**fit.flags, "mem_fraction_static": 0.96})
+    point = fitted(*below, replace(none_left, measurements=Measurements(free_at_ready_gib=0.01)))
+    as_point = at_ready(point, {**point.flags, "mem_fraction_static": 0.96})
+    assert at_96.low < as_point.low - 0.3
+    assert at_96.high - at_96.low > as_point.high - as_point.low

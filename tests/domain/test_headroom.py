@@ -19,7 +19,7 @@ from kvyield_server.domain.facts.observation import (
     Scalar,
     Verification,
 )
-from kvyield_server.domain.model.need import PromptNeed, PromptNeeds, fit_prompt_needs
+from kvyield_server.domain.model.need import PromptNeed, PromptNeeds, fit_prompt_needs, has_latent_attention
 
 SGLANG = Engine(name=EngineName.SGLANG, version="0.5.12")
 PLAIN = Model(name="plain", facts={"num_attention_heads": 32, "hidden_size": 4096, "num_key_value_heads": 8})
@@ -155,3 +155,60 @@ def test_a_passed_prompt_proves_its_own_length() -> None:
     assert need.need(200_000, kimi_flags(0.94, 8)).at_most(2.5) > 0.97
     assert need.need(120_000, kimi_flags(0.94, 8)).at_most(2.5) > 0.97
     assert need.need(400_000, kimi_flags(0.94, 8)).at_most(2.5) < 0.9
+
+
+def without_config(*checks: Verification, name: str = "private/chat-2") -> PromptNeeds:
+    """Return the needs of a model whose config nobody posted."""
+    model = Model(name=name)
+    flags: dict[str, Scalar] = {"chunked_prefill_size": 8192}
+    starts = [start(1, flags, model=model, free_at_ready_gib=30.0, verifications=checks)]
+    return fit_prompt_need(starts, model, SGLANG)
+
+
+def took(prompt_tokens: int, gib: float) -> Verification:
+    return Verification(prompt_tokens=prompt_tokens, passed=True, free_before_gib=30.0, lowest_free_gib=30.0 - gib)
+
+
+def test_unknown_attention_is_either_kind() -> None:
+    """Where nothing tells the kind of attention a long prompt may need what latent attention does, and is no proof."""
+    need, flags = without_config(took(20_000, 1.2)), {"chunked_prefill_size": 8192}
+    plain = fit_prompt_need([start(1, flags, verifications=(took(20_000, 1.2),))], PLAIN, SGLANG)
+    long, known = need.need(200_000, flags), plain.need(200_000, flags)
+    assert known.at_most(3.0) > 0.99
+    assert 0.7 < long.at_most(3.0) < 0.95
+    assert known.is_measured
+    assert not long.is_measured
+    assert need.need(20_000, flags).is_measured
+    assert known.median_gib < long.quantile(0.9) < long.quantile(0.95)
+    for probability in (0.05, 0.5, 0.8, 0.95):
+        assert long.at_most(long.quantile(probability)) == pytest.approx(probability, abs=1e-4)
+
+
+def test_prompts_tell_the_kind_of_attention() -> None:
+    """What stays the same at four times the length is plain attention's, what grows with it latent attention's."""
+    flags = {"chunked_prefill_size": 8192}
+    same = without_config(took(20_000, 1.2), took(80_000, 1.2)).need(200_000, flags)
+    grown = without_config(took(20_000, 1.2), took(80_000, 6.0)).need(200_000, flags)
+    assert same.at_most(3.0) > 0.95
+    assert grown.at_most(6.0) < 0.2
+
+
+@pytest.mark.parametrize(
+    ("name", "latent"),
+    [
+        ("Qwen/Qwen2.5-7B-Instruct", False),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", False),
+        ("deepseek-ai/DeepSeek-V3.2", True),
+        ("moonshotai/Kimi-K3", True),
+        ("private/chat-2", None),
+    ],
+)
+def test_a_name_tells_the_kind_of_attention(name: str, latent: bool | None) -> None:
+    """A distilled model has the attention of the model that it was distilled into."""
+    assert has_latent_attention(Model(name=name)) is latent
+
+
+def test_engines_that_reserve_their_peak_need_no_kind() -> None:
+    """What vLLM takes beside its reserve does not depend on the kind of attention."""
+    need = fit_prompt_needs([], Model(name="private/chat-2"), EngineName.VLLM, lambda _: None, lambda _: False)
+    assert need.need(100_000, {}).kinds == ()

@@ -16,6 +16,7 @@ import pytest
 
 from domain.door import advise, cold, fitted, predict, question, recommend
 from domain.ledgers import (
+    GROUPED,
     H100S,
     SGLANG,
     VLLM,
@@ -103,9 +104,9 @@ QWEN3_8B = {
 
 def outlived_death() -> list[Observation]:
     """A start-up death at 0.80, of which later starts at higher fractions show that it no longer counts."""
-    died = start(0, 0.80, outcome="oom_startup", failure=Failure(phase=Phase.GRAPH_CAPTURE))
-    ready = [start(number, 0.90, 520_000, 7.0) for number in range(1, 6)]
-    return [died, *ready, start(6, 0.92, 546_000, 5.4)]
+    died = start(0, 0.80, outcome="oom_startup", failure=Failure(phase=Phase.GRAPH_CAPTURE), model=GROUPED)
+    ready = [start(number, 0.90, 520_000, 7.0, model=GROUPED) for number in range(1, 6)]
+    return [died, *ready, start(6, 0.92, 546_000, 5.4, model=GROUPED)]
 
 
 def test_a_death_that_later_starts_outlived_does_not_count() -> None:

@@ -65,7 +65,8 @@ def recommend(model: YieldModel, question: Question) -> Advice:
     case, first = _without_newest(case)
     kept = _what_runs(case)
     implausible = None if case.runs is None else model.implausible(case.runs)
-    if kept is not None and question.prefer == Prefer.KEEP and (kept.is_met or kept.survives is None):
+    is_enough = kept is not None and (kept.is_met or kept.survives is None or model.drifted is not None)
+    if kept is not None and is_enough and question.prefer == Prefer.KEEP:
         is_doubtful = implausible is not None
         return _answer(
             case, _Decision(choice=kept, is_kept=_is_running(model, kept), is_doubtful=is_doubtful, first=first)

@@ -8,10 +8,10 @@ from kvyield_server.domain.advice.grid import Choice
 from kvyield_server.domain.advice.question import Case, context_needed, context_of, fits_its_context
 from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.engines.registry import positive
-from kvyield_server.domain.facts.model_config import is_latent_attention
 from kvyield_server.domain.facts.observation import EngineName, Observation, Phase
 from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.model.evidence import is_lighter
+from kvyield_server.domain.model.need import has_latent_attention
 
 _BEYOND_CONTEXT = {
     EngineName.SGLANG: "SGLang refuses such a {flag} unless SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN=1",
@@ -151,11 +151,11 @@ def _never_verified(case: Case, choice: Choice) -> Iterator[Caution]:
         )
         if longest is None and choice.unserved is not None:
             had = "no prompt has passed a verification yet"
-        growth = (
-            ", and with this model's attention the need grows with the prompt"
-            if is_latent_attention(case.model.model.facts)
-            else ""
-        )
+        growth, is_latent = "", has_latent_attention(case.model.model)
+        if is_latent:
+            growth = ", and with this model's attention the need grows with the prompt"
+        elif is_latent is None and not case.names.reserves_peak:
+            growth = ", and whether the need grows with the prompt is not known: post the model's config.json"
         yield Caution(
             code="nothing_verified_at_this_length", detail=f"Not verified at {target:,} tokens: {had}{growth}."
         )

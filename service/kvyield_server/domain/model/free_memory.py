@@ -72,6 +72,9 @@ ready (root mean square of five recorded starts), in no order."""
 SAMPLED_SD_GIB = 0.1
 """Free memory read from the GPU before a prompt, not by the engine at ready."""
 LARGEST_GIB, LEAST_BASE_GIB = 1e5, 1e-3
+LEAST_FREE_GIB = 0.005
+"""Engines print hundredths of a GiB and nothing below zero: a reading of 0.00 says that no memory was left, not by how
+much more was wanted."""
 COLUMNS = 6
 MOST_SAVED = 0.2
 LEAST_POINTS, FAR = 4, 6.0
@@ -300,14 +303,15 @@ def _reading(
     if not start.came_up:
         return None
     ready, pool_end = (usable_free(start, gib) for gib in (measured.free_at_ready_gib, measured.free_at_pool_end_gib))
-    if ready is not None and ready != pool_end:
+    if ready is not None and ready != pool_end and ready >= LEAST_FREE_GIB:
         return Reading(fraction, ready, "point", 0.0, lent, _dropped(free, start, ready))
     before = [usable_free(start, check.free_before_gib) for check in start.verifications]
     sampled = max((gib for gib in before if gib is not None), default=None)
     if sampled is not None:
         return Reading(fraction, sampled, "point", SAMPLED_SD_GIB, lent, _dropped(free, start, sampled))
-    if pool_end is not None:
-        return Reading(fraction, pool_end, "upper", 0.0, lent, 0.0)
+    most = pool_end if ready is None else ready
+    if most is not None:
+        return Reading(fraction, most, "upper", 0.0, lent, 0.0)
     return Reading(fraction, 0.0, "lower", 0.0, lent, 0.0)
 
 

@@ -287,14 +287,18 @@ class History:
         return None
 
     def unserved(self, flags: Flags, prompt_tokens: int, concurrent: int) -> Verification | None:
-        """Return the newest verification that was not served and forbids ``ok`` for such a prompt until one passes."""
+        """Return the newest verification that was not served and forbids ``ok`` for such a prompt until one passes.
+
+        A smaller fraction is a remedy only where memory ran out.
+        """
         fraction = as_number(flags.get(FRACTION_FLAG[self.engine.name]))
         for start, check in self._unserved:
             if prompt_tokens < check.prompt_tokens or concurrent < (check.concurrent or 1):
                 continue
             own = fraction_of(start)
             is_lower = own is not None and fraction is not None and fraction < own - SAME
-            if not is_lower and is_no_lighter(self.engine.name, flags, start.flags):
+            is_remedy = is_lower and start.death is not None
+            if not is_remedy and is_no_lighter(self.engine.name, flags, start.flags):
                 return check
         return None
 

@@ -6,6 +6,9 @@ Plain attention works through a prompt chunk by chunk and needs no more for a lo
 
 What is taken where there is room is more than what is needed: allocators make do with less under pressure. So a prompt
 that passed and was sampled bounds the need from above, and it is the tightest server that tells most.
+
+Where neither config nor name tells the kind of attention the need is a mixture of both kinds, weighted by how well each
+predicts the prompts that were sampled.
 """
 
 from __future__ import annotations
@@ -57,8 +60,29 @@ ROOM_LOG_SHIFT, ROOM_LOG_SD = -0.1, 0.12
 WITHOUT_PREFILL_GRAPHS = (0.94, 0.15)
 """Median GiB and log-sd that a prompt takes anew where SGLang left out its prefill graphs (0.93 to 0.98 measured)."""
 
-_LATENT_NAMES = ("deepseek-v2", "deepseek-v3", "deepseek-r1", "kimi-k2", "glm-5")
+LATENT_SHARE = 0.27
+"""How often attention is latent or sparse where neither config nor name tells: 14 of 51 recorded models
+that do tell (tests/domain/estimate_priors.py)."""
+_LATENT_NAMES = ("deepseek-v", "deepseek-r1", "kimi-k", "glm-5", "dsv2", "dsv3")
+_PLAIN_NAMES = (
+    "qwen",
+    "llama",
+    "gemma",
+    "gpt2",
+    "gpt-oss",
+    "opt-",
+    "granite",
+    "internlm",
+    "lfm2",
+    "nemotron",
+    "grok-1",
+)
+"""Looked for first: DeepSeek-R1-Distill-Qwen-7B has the attention of Qwen."""
+_CERTAIN = 0.002
+_TELLING = 6
+_FARTHEST = 3.0
 _NODES: Floats = np.asarray(ndtri((np.arange(21) + 0.5) / 21), dtype=np.float64)
+_HALVINGS = 24
 _HERMITE_NODES, _HERMITE_WEIGHTS = np.polynomial.hermite_e.hermegauss(9)
 
 
@@ -74,22 +98,33 @@ class PromptNeed:
     """A positive quantity in GiB: its logarithm is normal with standard deviation ``log_sd``.
 
     ``is_measured`` says that a prompt no shorter was measured at this chunk size. ``without_graphs`` is the need where
-    SGLang left out its prefill graphs, when it differs.
+    SGLang left out its prefill graphs, when it differs. ``kinds`` are a chance and the need of each kind of attention,
+    where it is not known which the model has; median and ``log_sd`` (half of the central 68 %) are then of both.
     """
 
     median_gib: float
     log_sd: float
     is_measured: bool = False
     without_graphs: PromptNeed | None = None
+    kinds: tuple[tuple[float, PromptNeed], ...] = ()
 
     def at_most(self, gib: float) -> float:
         """Return P(need <= gib)."""
+        if self.kinds:
+            return sum(chance * need.at_most(gib) for chance, need in self.kinds)
         share = gib / self.median_gib
         return float(ndtr(log(share) / self.log_sd)) if share > 0.0 else 0.0
 
     def quantile(self, probability: float) -> float:
         """Return the GiB that the need stays under with ``probability`` (0 < probability < 1)."""
-        return self.median_gib * exp(self.log_sd * float(ndtri(probability)))
+        if not self.kinds:
+            return self.median_gib * exp(self.log_sd * float(ndtri(probability)))
+        each = [log(need.quantile(probability)) for _, need in self.kinds]
+        low, high = min(each), max(each)
+        for _ in range(_HALVINGS):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.at_most(exp(middle)) < probability else (low, middle)
+        return exp(0.5 * (low + high))
 
     def estimate(self, level: float = 0.9) -> Estimate:
         """Return median and central interval."""
@@ -98,14 +133,36 @@ class PromptNeed:
 
     def nodes(self) -> Floats:
         """Return equally likely values of the need, GiB."""
+        if self.kinds:
+            return np.array([self.quantile((index + 0.5) / _NODES.size) for index in range(_NODES.size)])
         values: Floats = self.median_gib * np.exp(self.log_sd * _NODES)
         return values
+
+
+def _of_either_kind(plain: PromptNeed, latent: PromptNeed, latent_chance: float) -> PromptNeed:
+    """Return the need of a model whose attention is latent with this chance."""
+    if not _CERTAIN < latent_chance < 1.0 - _CERTAIN:
+        return latent if latent_chance > 0.5 else plain
+    kinds = ((1.0 - latent_chance, replace(plain, without_graphs=None)), (latent_chance, latent))
+    whole = PromptNeed(median_gib=1.0, log_sd=1.0, kinds=kinds)
+    low, middle, high = (whole.quantile(probability) for probability in (0.16, 0.5, 0.84))
+    bare = plain.without_graphs
+    return replace(
+        whole,
+        median_gib=middle,
+        log_sd=0.5 * log(high / low),
+        is_measured=plain.is_measured and latent.is_measured,
+        without_graphs=None if bare is None else _of_either_kind(bare, latent, latent_chance),
+    )
 
 
 def survival(free: Mixture, need: PromptNeed | float) -> Floats:
     """Return P(free - need >= 0) at each fraction: integrated over the narrower of the two, so that few nodes do."""
     if not isinstance(need, PromptNeed):
         return free.above(need)
+    if need.kinds:
+        each = [chance * survival(free, kind) for chance, kind in need.kinds]
+        return np.asarray(sum(each), dtype=np.float64)
     z, share = _HERMITE_NODES, _HERMITE_WEIGHTS / _HERMITE_WEIGHTS.sum()
     middle = free.sd.size // 2
     if need.median_gib * need.log_sd < float(np.partition(free.sd, middle, axis=None)[middle]):
@@ -202,7 +259,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptNeeds:
-    """The prompt needs of one deployment, from its verifications and, without any, from the kind of attention."""
+    """The prompt needs of one deployment, from its verifications and, without any, from the kind of attention.
+
+    ``latent_chance`` is how likely attention is latent where nothing tells it; None where ``latent`` is known.
+    """
 
     engine: EngineName
     latent: bool
@@ -211,6 +271,7 @@ class PromptNeeds:
     drops: tuple[Drop, ...] = ()
     limits: tuple[Limit, ...] = ()
     verified_prompt_tokens: int | None = None
+    latent_chance: float | None = None
 
     def without_deaths(self) -> PromptNeeds:
         """Return the needs as they were without the prompts that ran out of memory."""
@@ -221,6 +282,12 @@ class PromptNeeds:
 
         ``drops_graphs`` says that these are flags under which SGLang may leave out its prefill graphs.
         """
+        if self.latent_chance is not None:
+            plain, latent = (
+                each.need(prompt_tokens, flags, drops_graphs=drops_graphs)
+                for each in (self._of_kind(latent=False), self._of_kind(latent=True))
+            )
+            return _of_either_kind(plain, latent, self.latent_chance)
         prompt_tokens = max(1, prompt_tokens)
         chunk = chunk_tokens(self.engine, flags)
         need = self._need(prompt_tokens, chunk, flags, [drop for drop in self.drops if not drop.without_graphs])
@@ -235,12 +302,41 @@ class PromptNeeds:
             other = PromptNeed(median_gib=median, log_sd=max(need.log_sd, 0.3))
         return replace(need, without_graphs=other)
 
-    def _need(self, prompt_tokens: int, chunk: int, flags: Flags, drops: Sequence[Drop]) -> PromptNeed:
+    def _of_kind(self, *, latent: bool) -> PromptNeeds:
+        return replace(self, latent=latent, latent_chance=None)
+
+    def told_by_prompts(self) -> PromptNeeds:
+        """Return the needs with the chance of latent attention that the sampled prompts leave.
+
+        Each is predicted from the shorter ones by either kind: what plain attention takes stays the same.
+        """
+        if self.latent_chance is None:
+            return self
+        plain, latent = (self._of_kind(latent=kind)._log_likelihood() for kind in (False, True))
+        odds = self.latent_chance / (1.0 - self.latent_chance) * exp(latent - plain)
+        return replace(self, latent_chance=odds / (1.0 + odds))
+
+    def _log_likelihood(self) -> float:
+        """Return the log density of what prompts took, the longest few lengths, up to a constant."""
+        total, known = 0.0, list[Drop]()
+        first = {drop.prompt_tokens: drop for drop in self.drops if drop.longest_so_far and not drop.without_graphs}
+        for _, drop in sorted(first.items())[-_TELLING:]:
+            mean, sd = self._believed(known, drop.prompt_tokens, drop.chunk_tokens, {})
+            sd = sqrt(sd**2 + MEASURED_LOG_SD**2)
+            off = min(abs(log(max(drop.since_ready_gib, LEAST_DROP_GIB)) - mean) / sd, _FARTHEST)
+            total -= 0.5 * off**2 + log(sd)
+            known.append(drop)
+        return total
+
+    def _believed(self, drops: Sequence[Drop], prompt_tokens: int, chunk: int, flags: Flags) -> tuple[float, float]:
+        """Return mean and standard deviation of the need's logarithm, from prompts that were sampled."""
         prior = self._prior(prompt_tokens, chunk, flags)
         if self.latent:
-            mean, sd = _from_growth(drops, prior, prompt_tokens)
-        else:
-            mean, sd = self._from_chunks(drops, prior, prompt_tokens, chunk)
+            return _from_growth(drops, prior, prompt_tokens)
+        return self._from_chunks(drops, prior, prompt_tokens, chunk)
+
+    def _need(self, prompt_tokens: int, chunk: int, flags: Flags, drops: Sequence[Drop]) -> PromptNeed:
+        mean, sd = self._believed(drops, prompt_tokens, chunk, flags)
         for limit in self.limits:
             mean, sd = self._limited(mean, sd, limit, prompt_tokens, chunk)
         return PromptNeed(
@@ -407,15 +503,19 @@ def fit_prompt_needs(
     shape = read_shape(model.facts)
     told = [start for start in starts if start.verifications or start.outcome is Outcome.OOM_RUNTIME]
     served = [check for start in told for check in start.verifications if was_served(check)]
-    return PromptNeeds(
+    latent = has_latent_attention(model)
+    latent = False if latent is None and NAMES[engine].reserves_peak else latent
+    needs = PromptNeeds(
         engine=engine,
-        latent=_is_latent(model),
+        latent=bool(latent),
+        latent_chance=LATENT_SHARE if latent is None else None,
         hidden_size=float(shape.hidden_size or 4096),
         attention_heads=shape.attention_heads,
         drops=tuple(drop for start in told for drop in _drops(start, without_graphs=without_graphs(start))),
         limits=tuple(limit for start in told for limit in _limits(start, free_at)),
         verified_prompt_tokens=max((check.prompt_tokens for check in served), default=None),
     )
+    return needs.told_by_prompts()
 
 
 def _drops(start: Observation, *, without_graphs: bool) -> Iterable[Drop]:
@@ -472,6 +572,9 @@ def chunk_tokens(engine: EngineName, flags: Flags) -> int:
     return positive(flags, NAMES[engine].chunk) or DEFAULT_CHUNK_TOKENS
 
 
-def _is_latent(model: Model) -> bool:
-    stated = is_latent_attention(model.facts)
-    return stated if stated is not None else any(name in model.name.lower() for name in _LATENT_NAMES)
+def has_latent_attention(model: Model) -> bool | None:
+    """Tell whether attention is latent or sparse, by the config, else by the name; None where neither tells."""
+    stated, name = is_latent_attention(model.facts), model.name.lower().replace(" ", "-")
+    if stated is not None or any(each in name for each in _PLAIN_NAMES):
+        return bool(stated)
+    return True if any(each in name for each in _LATENT_NAMES) else None
