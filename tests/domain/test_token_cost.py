@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import exp
 from typing import Any
 
 import pytest
 
+from domain import ledgers
 from domain.real_starts import KIMI, h200_starts
 from kvyield_server.domain.engines.token_cost import token_cost
-from kvyield_server.domain.facts.observation import Engine, EngineName
+from kvyield_server.domain.facts.observation import Engine, EngineName, Failure, Model, Phase
+from kvyield_server.domain.model.prior import measured_price
 
 QWEN3_8B = {
     "num_hidden_layers": 36,
@@ -115,3 +118,28 @@ def test_sglang_prices_agree_with_every_measured_start() -> None:
 def test_configs_that_do_not_tell_price_nothing(facts: Mapping[str, Any]) -> None:
     """A config without usable sizes gives no price instead of a guess."""
     assert token_cost(facts, Engine(name=EngineName.VLLM), {}, 1) is None
+
+
+@pytest.mark.parametrize(("name", "sd"), [("example/plain", 0.003), ("example/Qwen3.6-27B-int4", 0.05)])
+def test_a_refusal_that_states_two_prices_is_priced_by_the_dearer(name: str, sd: float) -> None:
+    """4.26 GiB needed for 100,000 tokens, and 99,328 fit in the 4.25 that were told: a request takes something fixed.
+
+    So 99,500 tokens, which the engine said do not fit, are not expected in the same bytes.
+    """
+    failure = Failure(phase=Phase.POOL, needed_gib=4.26, available_kv_cache_gib=4.25, longest_tokens=99_328)
+    flags = {"kv_cache_memory_bytes": 4_563_402_752, "max_model_len": 100_000}
+    refused = ledgers.start(
+        1, 0.92, outcome="refused", engine=ledgers.VLLM, model=Model(name=name), flags=flags, failure=failure
+    )
+    found = measured_price(refused)
+    assert found is not None
+    assert 4_563_402_752 / exp(found.mean) == pytest.approx(99_328, rel=1e-4)
+    assert sd * 0.5 < found.sd < sd * 1.1
+
+
+def test_a_model_whose_tokens_have_no_price_is_not_priced_by_a_refusal() -> None:
+    """DeepSeek V4 takes from 7 to 60 KiB for a token by the length of a request."""
+    failure = Failure(phase=Phase.POOL, needed_gib=4.26, available_kv_cache_gib=4.25, longest_tokens=99_328)
+    model = Model(name="deepseek-ai/DeepSeek-V4-Flash")
+    refused = ledgers.start(1, 0.92, outcome="refused", engine=ledgers.VLLM, model=model, failure=failure)
+    assert measured_price(refused) is None

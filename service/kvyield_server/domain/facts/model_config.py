@@ -10,7 +10,15 @@ from kvyield_server.domain.facts.scalars import as_count, as_number, as_word, fi
 
 QUANTISATION_CONFIGS = ("quantization_config", "compression_config", "hf_quant_config", "quantization")
 INNER_CONFIGS = ("text_config", "llm_config", "language_config", "thinker_config")
-STATEFUL_NAMES = ("deepseek-v4", "deepseek_v4", "deepseekv4")
+SPARSE_NAMES = ("deepseek-v4", "deepseek_v4", "deepseekv4")
+"""Models whose bytes per token differ many times with the length of a request."""
+STATEFUL_NAMES = (
+    *SPARSE_NAMES,
+    *("qwen3-next", "qwen3_next", "qwen3.5", "qwen3_5", "qwen3.6", "qwen3.8", "kimi-linear", "kimi_linear"),
+    *("nemotron-h", "nemotron_h", "falcon-h1", "falcon_h1", "granite-4.0-h", "jamba", "lfm2"),
+    *("minimax-text-01", "minimax-m1", "gpt-oss", "gpt_oss", "gemma-2", "gemma2", "gemma-3", "gemma3"),
+)
+"""Models that keep windows or states beside some of their tokens, where no config says it."""
 RECURRENT_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "gdn", "kda"})
 WINDOW_KINDS = frozenset({"sliding_attention", "sliding_window", "chunked_attention", "local", "window"})
 
@@ -90,8 +98,17 @@ def _context_length(config: Facts) -> int | None:
 
 def keeps_states(model: Model) -> bool:
     """Tell whether requests hold memory beside their tokens: windows, recurrent states, or DeepSeek V4's own."""
+    return read_shape(model.facts).is_hybrid or _is_named(model, STATEFUL_NAMES)
+
+
+def has_token_price(model: Model) -> bool:
+    """Tell whether a request's bytes are nearly in proportion to its length, states beside it aside."""
+    return not _is_named(model, SPARSE_NAMES)
+
+
+def _is_named(model: Model, names: tuple[str, ...]) -> bool:
     words = f"{model.name} {model.facts.get('model_type') or ''}".lower()
-    return read_shape(model.facts).is_hybrid or any(name in words for name in STATEFUL_NAMES)
+    return any(name in words for name in names)
 
 
 def is_latent_attention(facts: Facts) -> bool | None:

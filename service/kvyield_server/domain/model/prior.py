@@ -15,6 +15,7 @@ from kvyield_server.domain.engines.fraction_share import is_sized_after_capture,
 from kvyield_server.domain.engines.registry import NAMES
 from kvyield_server.domain.engines.token_cost import (
     BLOCK_DRAFTS,
+    HYBRID_SD,
     UNKNOWN_DRAFT_FACTOR,
     has_states_of_their_own,
     is_pinned,
@@ -24,7 +25,7 @@ from kvyield_server.domain.engines.token_cost import (
 )
 from kvyield_server.domain.facts.devices import LOGGED_SD, free_before_load, has_unified_memory, usable_memory
 from kvyield_server.domain.facts.layout import parallel_layout
-from kvyield_server.domain.facts.model_config import keeps_states, read_shape
+from kvyield_server.domain.facts.model_config import has_token_price, keeps_states, read_shape
 from kvyield_server.domain.facts.observation import Engine, EngineName, Flags, Hardware, Model, Observation
 from kvyield_server.domain.facts.scalars import as_count, as_number
 from kvyield_server.domain.facts.weights import weights_of_gpu
@@ -313,18 +314,30 @@ def _printed_price(start: Observation) -> Normal | None:
 
 
 def _refused_price(start: Observation) -> Normal | None:
-    """vLLM's refusal: so many GiB for its longest request, or so many tokens in what there is."""
+    """vLLM's refusal: so many GiB for its longest request, and so many tokens in what there is.
+
+    Where these differ by more than rounding, a request takes something whatever its length: the dearer one is safe.
+    """
     failure = start.failure
-    if failure is None or start.engine.name is not EngineName.VLLM or keeps_states(start.model):
+    if failure is None or start.engine.name is not EngineName.VLLM or not has_token_price(start.model):
         return None
-    longest = as_count(start.flags.get(NAMES[start.engine.name].context))
-    for gib, tokens in (
-        (as_number(failure.needed_gib), longest),
-        (as_number(failure.available_kv_cache_gib), usable_tokens(failure.longest_tokens)),
-    ):
-        if gib is not None and tokens is not None and 0.05 < gib < 1e5:
-            return _ratio(gib, tokens)
-    return None
+    longest, fitting = (
+        as_count(start.flags.get(NAMES[start.engine.name].context)),
+        usable_tokens(failure.longest_tokens),
+    )
+    told = _told_gib(start) or as_number(failure.available_kv_cache_gib)
+    found = [
+        _ratio(gib, tokens)
+        for gib, tokens in ((as_number(failure.needed_gib), longest), (told, fitting))
+        if gib is not None and tokens is not None and 0.05 < gib < 1e5
+    ]
+    if not found:
+        return None
+    nearest, dearest = min(found, key=lambda ratio: ratio.sd), max(found, key=lambda ratio: ratio.mean)
+    apart = dearest.mean - min(ratio.mean for ratio in found)
+    is_rounding = apart <= 2.0 * hypot(*(ratio.sd for ratio in found))
+    best = nearest if is_rounding else Normal(dearest.mean, max(dearest.sd, 0.5 * apart))
+    return Normal(best.mean, hypot(best.sd, HYBRID_SD)) if keeps_states(start.model) else best
 
 
 def _ratio(gib: float, tokens: int) -> Normal:
@@ -336,11 +349,16 @@ def printed_sd(gib: float) -> float:
     return PRINTED_SD_GIB * (10.0 if round(gib, 1) == gib else 1.0)
 
 
-def _pool_gib(start: Observation) -> float | None:
-    """Return the KV memory that a start printed, or that it was told to take, whatever the fraction."""
+def _told_gib(start: Observation) -> float | None:
+    """Return the KV memory that a start was told to take, whatever the fraction."""
     given = (as_number(start.flags.get(name)) for name in NAMES[start.engine.name].bytes_flags)
-    told = next((value for value in given if value is not None and value > 0.0), None)
-    return as_number(start.measurements.kv_cache_gib) if told is None else told / GIB
+    return next((value / GIB for value in given if value is not None and value > 0.0), None)
+
+
+def _pool_gib(start: Observation) -> float | None:
+    """Return the KV memory that a start was told to take, else what it printed."""
+    told = _told_gib(start)
+    return as_number(start.measurements.kv_cache_gib) if told is None else told
 
 
 def _budget_gib(start: Observation) -> float | None:
