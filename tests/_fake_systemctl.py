@@ -196,7 +196,7 @@ def analyzed(value: str, folder: Path) -> list[str]:
 
 def shell_words(text: str) -> list[str]:
     """Words as systemd's dump quotes them: in double quotes, with a backslash before what a shell would read."""
-    found = re.findall(r'"((?:[^"\\]|\\.)*)"|(\S+)', text)
+    found = re.findall(r'"((?:[^"\\]|\\.)*)"|([^ ]+)', text)  # a no-break space is no blank to systemd
     codes = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "f": "\f", "v": "\v"}
 
     def plain(match: re.Match[str]) -> str:
