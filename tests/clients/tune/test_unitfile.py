@@ -20,7 +20,7 @@ PRINTED = st.text(
     st.characters(min_codepoint=1, exclude_categories=["Cs", "Cc", "Zl", "Zp", "Cf", "Co", "Cn"]), max_size=12
 )
 TRICKY = st.sampled_from(
-    ["", ";", "%", "%n", "$", "$A", "${A}", "$$", "\\", '"', "'", "a b", "\t", "#", "-", "\\;", "\\x20"]
+    ["", ";", "%", "%n", "$", "$A", "${A}", "$$", "\\", '"', "'", "a b", "\t", "#", "-", "\\;", "\\x20", "\xa0"]
 )
 
 
