@@ -22,9 +22,9 @@ from kvyield_server.domain.engines.registry import number, positive
 from kvyield_server.domain.engines.token_cost import kv_element_bytes, speculation
 from kvyield_server.domain.facts.deployment import requests_move_pool
 from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import is_latent_attention
 from kvyield_server.domain.facts.observation import EngineName, Observation, Scalar
 from kvyield_server.domain.facts.scalars import is_on
-from kvyield_server.domain.model.need import has_latent_attention
 
 _LEAST_GAIN = 0.005
 _LEAST_CHANCE = 0.001
@@ -162,7 +162,9 @@ def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
     """Yield fewer requests, smaller chunks, fewer graphs and a shorter context, also as relatives ran with."""
     names = case.names
     at_once = max(case.question.concurrent, 1)
-    useless = {names.chunk} if has_latent_attention(case.model.model) and case.engine is EngineName.SGLANG else set()
+    # By the config alone: a report of GLM-5.3-Flash, latent by its name, was cured by a smaller chunk.
+    is_latent = is_latent_attention(case.model.model.facts)
+    useless = {names.chunk} if is_latent and case.engine is EngineName.SGLANG else set()
     for key, value, floor, cost, weight in (
         (names.requests, _requests(case, flags), at_once, "fewer requests at the same time", 1.0),
         (names.chunk, positive(flags, names.chunk), 1024, "slower prefill: smaller chunks", 1.2),
