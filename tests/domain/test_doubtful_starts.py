@@ -546,3 +546,60 @@ def test_a_restart_just_below_a_death_is_at_risk(name: EngineName, prefer: str) 
         advice = advise(starts, target, prefer=prefer)
         if advice.status is Status.OK and advice.changes:
             assert advised_fraction(advice) <= 0.89 + 1e-9, words(advice)
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+@pytest.mark.parametrize("free", [None, 16.0])
+@pytest.mark.parametrize(
+    ("pools", "is_ok"),
+    [
+        ((1, 100_000_000), False),
+        ((1, 10**9), False),
+        ((344_000, 344_000, 34_400_000), False),
+        ((344_000, 344_000, 344_000_000), False),
+        ((344, 344, 344_000), False),
+        ((34_400_000, 344_000, 344_000), True),
+        ((344_000_000, 344_000, 344_000), True),
+        ((344_000, 34_400_000, 344_000), True),
+        ((344_000, 344_010), True),
+    ],
+)
+def test_a_pool_that_others_contradict_is_not_ok_by_itself(
+    name: EngineName, free: float | None, pools: tuple[int, ...], is_ok: bool
+) -> None:
+    """Of equal flags the newest pool is believed where the one before it, or most, bear it out; else it is named."""
+    starts = [qwen(number, 0.8, pool, free, on=name) for number, pool in enumerate(pools)]
+    advice = advise(starts, 100_000)
+    assert is_kept(advice, 0.8)
+    assert advice.status is (Status.OK if is_ok else Status.AT_RISK)
+    named = {"confounded", "drift", "impossible_pool", "implausible_fraction"}
+    assert max(pools) < 1.01 * min(pools) or codes(advice) & named
+
+
+@pytest.mark.parametrize("name", [EngineName.SGLANG, EngineName.VLLM])
+@pytest.mark.parametrize(
+    ("readings", "is_ok"),
+    [((0.05, 60.0), False), ((0.05, 0.06, 16.0), False), ((0.05, 16.0, 16.1), True), ((16.0, 0.05, 16.1), True)],
+)
+def test_free_memory_that_others_contradict_is_not_ok_by_itself(
+    name: EngineName, readings: tuple[float, ...], is_ok: bool
+) -> None:
+    """Of equal flags the newest free memory is believed where the one before it, or most, bear it out."""
+    starts = [qwen(number, 0.8, 344_000, gib, on=name) for number, gib in enumerate(readings)]
+    advice = advise(starts, 100_000)
+    assert is_kept(advice, 0.8)
+    assert advice.status is (Status.OK if is_ok else Status.AT_RISK)
+    assert ("free_memory_contradicted" in codes(advice)) is not is_ok
+    proven = replace(starts[-1], verifications=(passed(100_000, readings[-1], 1.0),))
+    assert advise([*starts[:-1], proven], 100_000).status is Status.OK
+
+
+def test_a_pool_that_no_gpu_holds_is_not_shown() -> None:
+    """54 thousand million tokens are a slip: what runs is kept at risk, without the figure, and the slip is named."""
+    advice = advise([start(1, 0.8, 54_000_000_000, 16.0)], 100_000)
+    assert is_kept(advice, 0.8)
+    assert advice.status is Status.AT_RISK
+    assert advice.prediction.pool_tokens is None
+    assert "impossible_pool" in codes(advice)
+    assert "54,000,000,000" not in advice.headline.text
+    assert "more tokens than its GPU can hold" in advice.headline.text

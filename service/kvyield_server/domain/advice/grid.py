@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, floor, isfinite
 
 import numpy as np
 
-from kvyield_server.domain.advice.option import Option, evaluate, needed_tokens
+from kvyield_server.domain.advice.option import Option, evaluate, fits, needed_tokens
 from kvyield_server.domain.advice.question import (
     Case,
     begun_flags,
@@ -22,6 +22,7 @@ from kvyield_server.domain.advice.question import (
 from kvyield_server.domain.answers import Estimate, Prefer
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Flags, Observation, Scalar, Verification
+from kvyield_server.domain.model.evidence import usable_tokens
 from kvyield_server.domain.model.interface import Floats, Mask, Measured, Predicted
 from kvyield_server.domain.model.pool import LEAST_FRACTION
 
@@ -32,6 +33,9 @@ MOST_GIB = 1000.0
 """More than any GPU has, where its memory is not known."""
 LEAST_JOINT = 0.05
 """A chance below this is not advice."""
+_SAME_POOL, _SAME_GIB = 0.005, 1.0
+"""Figures of equal starts that differ by no more do not contradict one another."""
+_MANY_TIMES = 10
 _OUT_OF_REACH = 1e-4
 """Below it the tails of the fitted distributions would choose, which a fraction of almost nothing wins."""
 _SPARE = 1.02
@@ -63,6 +67,8 @@ class Choice:
     @cached_property
     def pool_tokens(self) -> Estimate | None:
         """The pool, measured or predicted, in whole pages."""
+        if self.has_impossible_pool:
+            return None
         if self.measured is not None and self.measured.pool_tokens is not None:
             tokens = float(self.measured.pool_tokens)
             return Estimate(median=tokens, low=tokens, high=tokens)
@@ -82,6 +88,39 @@ class Choice:
         """Free memory at ready as predicted, GiB."""
         free = self.option.predicted.free
         return None if free is None else free.estimate(self.index)
+
+    @property
+    def has_impossible_pool(self) -> bool:
+        """Whether the pool measured at these flags is larger than any that the GPU can hold."""
+        measured = self.measured
+        if measured is None or measured.pool_tokens is None:
+            return False
+        return usable_tokens(measured.newest, measured.pool_tokens) is None
+
+    @property
+    def disputed_pools(self) -> tuple[int, ...]:
+        """Pools measured under these very flags where the newest is not borne out: not by most of them, nor by the one
+        before it. Of one alone, it and the largest of other flags where it is many times as large."""
+        pools = () if self.measured is None else self.measured.pools
+        if not pools or self.is_proven:
+            return ()
+        if len(pools) == 1:
+            others = (start.measurements.pool_tokens or 0 for start in self.option.case.model.starts if start.came_up)
+            largest = max((pool for pool in others if pool != pools[0]), default=0)
+            return (largest, *pools) if 0 < largest * _MANY_TIMES < pools[0] else ()
+        alike = [abs(pool - pools[-1]) <= _SAME_POOL * max(pool, pools[-1]) for pool in pools]
+        return () if _is_borne_out(alike) else pools
+
+    @property
+    def disputed_free_gib(self) -> tuple[float, ...]:
+        """Free memory measured under these very flags where the newest is enough, others are not, and it is not borne
+        out by most of them, nor by the one before it."""
+        found, need = () if self.measured is None else self.measured.free_gib, self.option.need
+        if len(found) < 2 or self.is_proven:
+            return ()
+        confidence = self.option.case.question.confidence
+        alike = [gib >= found[-1] - _SAME_GIB or fits(need, gib) >= confidence for gib in found]
+        return () if _is_borne_out(alike) else found
 
     @property
     def impossible_need_gib(self) -> float | None:
@@ -143,6 +182,11 @@ class Choice:
         """What levers are compared by: the joint probability, 0 where the engine refuses the prompt."""
         refused = self.binding in ("context_length", "input_limit")
         return 0.0 if refused else float(self.option.joint[self.index])
+
+
+def _is_borne_out(alike: Sequence[bool]) -> bool:
+    """Tell whether the newest of some figures (the last) is that of most of them, or that of the one before it."""
+    return len(alike) > 1 and (alike[-2] or 2 * sum(alike) > len(alike))
 
 
 def solve(case: Case, flags: dict[str, Scalar] | None = None, fractions: Floats = FRACTIONS) -> Choice | None:

@@ -245,7 +245,9 @@ def _status(case: Case, decision: _Decision) -> Status:
     labels = case.model.summary.labels
     is_sure = choice.is_met and choice.unserved is None and not decision.is_doubtful and not case.is_other_version
     is_sure &= case.model.failed(choice.flags) is None
-    is_sure &= decision.is_kept or Label.CONFOUNDED not in labels  # what contradicts itself is no reason for a restart
+    is_sure &= not (choice.has_impossible_pool or choice.disputed_free_gib)
+    if Label.CONFOUNDED in labels:  # what contradicts itself is no reason for a restart
+        is_sure &= decision.is_kept and (choice.is_proven or not choice.disputed_pools)
     return Status.OK if is_sure and "drift" not in labels and case.model.drifted is None else Status.AT_RISK
 
 

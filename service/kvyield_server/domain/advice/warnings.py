@@ -22,6 +22,7 @@ _BEYOND_CONTEXT = {
 _NEIGHBOUR_GIB = 0.3
 _NEIGHBOUR_SHARE = 0.06
 _UNUSED_SHARE = 0.2
+_MOST_LISTED = 6
 
 
 def cautions(case: Case, choice: Choice, changes: Sequence[Change], *, is_kept: bool) -> tuple[Caution, ...]:
@@ -180,6 +181,12 @@ def _memory(case: Case, choice: Choice) -> Iterator[Caution]:
     elif free is None:
         detail = "The GPU's memory is unknown: post free_at_ready_gib, or hardware.memory_gib."
         yield Caution(code="free_memory_unknown", detail=detail)
+    if choice.disputed_free_gib:
+        listed = ", ".join(f"{gib:g}" for gib in choice.disputed_free_gib[-_MOST_LISTED:])
+        detail = (
+            f"Under these very flags {listed} GiB were free at ready (the newest last): see what else uses the GPU."
+        )
+        yield Caution(code="free_memory_contradicted", detail=detail)
     need_gib = choice.impossible_need_gib
     if need_gib is not None:
         detail = (

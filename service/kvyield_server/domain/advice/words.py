@@ -229,6 +229,7 @@ def _pool(case: Case, choice: Choice, answer: Advice, *, is_kept: bool) -> Itera
         return
     if choice.measured is not None and choice.measured.pool_tokens is not None and is_kept:
         held = f"what runs at {fraction:g} has {tokens:,.0f}, as measured"
+        held = held if pool is not None else f"what runs at {fraction:g} was posted with more than its GPU can hold"
         yield f"{needed:,} tokens are needed, and {held}: no restart is needed."
         return
     low, high = (0.0, 0.0) if pool is None else (pool.low, pool.high)
@@ -326,6 +327,7 @@ def _line(case: Case, choice: Choice | None, answer: Advice, code: HeadlineCode)
     if code is HeadlineCode.KEEP:
         risk = "" if answer.status is Status.OK else f" At risk: {_risk(case, choice)}."
         pool_words = f"its pool of {tokens:,.0f} tokens holds the {needed:,} needed"
+        pool_words = pool_words if pool is not None else "it was posted with more tokens than its GPU can hold"
         return f"Keep what runs ({case.fraction_flag} {choice.fraction:g}): {pool_words}.{risk}"
     changed = {change.flag: answer.flags.get(change.flag) for change in answer.changes}
     again = "Restart" if case.anchor is not None else "Start"
@@ -354,8 +356,12 @@ def _risks(case: Case, choice: Choice) -> Iterator[str]:
     death = choice.option.death
     if death is not None and not choice.option.is_allowed[choice.index]:
         yield f"a later start ran out of memory at {death.fraction:g}, although this one came up"
-    if choice.measured is None and Label.CONFOUNDED in case.model.summary.labels:
+    if choice.has_impossible_pool:
+        yield "no GPU of this kind holds such a pool"
+    if Label.CONFOUNDED in case.model.summary.labels and (choice.measured is None or choice.disputed_pools):
         yield "the starts contradict one another"
+    if choice.disputed_free_gib:
+        yield "other starts under the same flags left less memory free"
     if choice.survives is None:
         yield "free memory at ready was never measured"
     if choice.holds < case.question.confidence:

@@ -34,7 +34,6 @@ from kvyield_server.domain.model.evidence import (
     is_no_lighter,
     size_of,
     usable_free,
-    usable_tokens,
 )
 from kvyield_server.domain.model.interface import Mask, Measured
 from kvyield_server.domain.model.mixture import Floats
@@ -48,7 +47,8 @@ class _Alike:
     """Starts whose flags say the same to memory, the fraction apart, as they are asked for by their fraction.
 
     ``last`` are those since the newest that came up, itself first. ``newest`` is the newest figure of each kind with
-    the place of its start in time. ``served`` are prompts that passed, without those that another one proves as well.
+    the place of its start in time, ``figures`` are all of them. ``served`` are prompts that passed, without those that
+    another one proves as well.
     """
 
     def __init__(self, flags: Flags) -> None:
@@ -57,6 +57,7 @@ class _Alike:
         self.last: dict[float, list[tuple[int, Observation]]] = {}
         self.died_at_load: list[tuple[int, Observation]] = []
         self.newest: dict[float, dict[str, tuple[int, Any]]] = {}
+        self.figures: dict[float, list[tuple[int, str, Any]]] = {}
         self.served: list[tuple[Observation, Verification]] = []
 
     def add(self, place: int, start: Observation, *, answers: bool) -> None:
@@ -72,14 +73,15 @@ class _Alike:
         if not answers:
             return
         if start.came_up and fraction is not None:
-            figures = self.newest.setdefault(fraction, {})
+            newest, figures = self.newest.setdefault(fraction, {}), self.figures.setdefault(fraction, [])
             told = {
                 "start": start,
-                "pool": usable_tokens(start.measurements.pool_tokens),
+                "pool": start.measurements.pool_tokens if (start.measurements.pool_tokens or 0) > 0 else None,
                 "ready": usable_free(start, start.measurements.free_at_ready_gib),
                 "sampled": max(_befores(start), default=None) if start.verifications else None,
             }
-            figures.update({name: (place, value) for name, value in told.items() if value is not None})
+            newest.update({name: (place, value) for name, value in told.items() if value is not None})
+            figures += [(place, name, value) for name, value in told.items() if value is not None]
         for check in start.verifications:
             if was_served(check) and not any(_proves(by, other, start, check) for by, other in self.served):
                 self.served.append((start, check))
@@ -143,17 +145,23 @@ class History:
         """Return what live starts that came up under these very flags measured; the newest's figure each."""
         fraction = _rounded(as_number(flags.get(FRACTION_FLAG[self.engine.name])))
         newest: dict[str, tuple[int, Any]] = {}
+        figures: list[tuple[int, str, Any]] = []
         for alike in self._alike:
             if fraction in alike.newest and self._is_same(alike.flags, flags):
+                figures += alike.figures[fraction]
                 for name, figure in alike.newest[fraction].items():
                     newest[name] = max(newest.get(name, figure), figure, key=itemgetter(0))
         if not newest:
             return None
         found = {name: value for name, (_, value) in newest.items()}
+        figures.sort(key=itemgetter(0))
+        free = "ready" if "ready" in found else "sampled"
         return Measured(
             newest=found["start"],
             pool_tokens=found.get("pool"),
-            free_at_ready_gib=found.get("ready", found.get("sampled")),
+            free_at_ready_gib=found.get(free),
+            pools=tuple(value for _, name, value in figures if name == "pool"),
+            free_gib=tuple(value for _, name, value in figures if name == free),
         )
 
     def forbidden(

@@ -86,11 +86,16 @@ class Need(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What live starts under the very same flags measured; the newest's figure each. None is not measured."""
+    """What live starts under the very same flags measured; the newest's figure each. None is not measured.
+
+    ``pools`` and ``free_gib`` are the figures of all of them, oldest first.
+    """
 
     newest: Observation
     pool_tokens: int | None
     free_at_ready_gib: float | None
+    pools: tuple[int, ...] = ()
+    free_gib: tuple[float, ...] = ()
 
 
 class YieldModel(Protocol):

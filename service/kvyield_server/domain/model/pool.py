@@ -310,7 +310,8 @@ class PoolLine:
 
     def entry_tokens(self, flags: Flags) -> int:
         """Return the tokens of one block where the fraction flag counts blocks: as measured, flagged, or the usual."""
-        measured = None if self.running is None else usable_tokens(self.running.measurements.pool_tokens)
+        running = self.running
+        measured = None if running is None else usable_tokens(running, running.measurements.pool_tokens)
         entries = None if self.running is None or measured is None else self.running.fraction
         if measured is not None and entries is not None and entries > 1.0 and measured % int(entries) == 0:
             return measured // int(entries)
@@ -461,7 +462,7 @@ class PoolLine:
         spec, fraction = NAMES[self.setting.engine.name], fraction_of(start)
         if fraction is None or spec.scales_free_memory or any(is_on(start.flags.get(n)) for n in spec.inert_with):
             return None
-        prior, tokens = self.knowledge.line, usable_tokens(start.measurements.pool_tokens)
+        prior, tokens = self.knowledge.line, usable_tokens(start, start.measurements.pool_tokens)
         weights = prior.weights.mean if self.knowledge.knows_weights and self.knowledge.knows_base else None
         if weights is not None and fraction * prior.base.mean < 0.5 * weights:
             told = f"{fraction * prior.base.mean:.1f} GiB in all, and the weights alone take about {weights:.1f}"

@@ -307,7 +307,7 @@ def measured_price(start: Observation) -> Normal | None:
 
 def _printed_price(start: Observation) -> Normal | None:
     """Return log c from the KV memory that the engine printed, or from a refusal's own arithmetic."""
-    tokens, printed = usable_tokens(start.measurements.pool_tokens), _budget_gib(start)
+    tokens, printed = usable_tokens(start, start.measurements.pool_tokens), _budget_gib(start)
     if tokens is not None and printed is not None and 0.05 < printed < 1e5:
         return _ratio(printed, tokens)
     return _refused_price(start)
@@ -323,7 +323,7 @@ def _refused_price(start: Observation) -> Normal | None:
         return None
     longest, fitting = (
         as_count(start.flags.get(NAMES[start.engine.name].context)),
-        usable_tokens(failure.longest_tokens),
+        usable_tokens(start, failure.longest_tokens),
     )
     told = _told_gib(start) or as_number(failure.available_kv_cache_gib)
     found = [
@@ -384,7 +384,10 @@ def _target_price(starts: Sequence[Observation]) -> Normal | None:
     The newest start that says so counts.
     """
     for start in reversed(starts):
-        tokens, printed = usable_tokens(start.measurements.pool_tokens), as_number(start.measurements.kv_cache_gib)
+        tokens, printed = (
+            usable_tokens(start, start.measurements.pool_tokens),
+            as_number(start.measurements.kv_cache_gib),
+        )
         if start.engine.name is EngineName.SGLANG and tokens is not None and printed is not None and printed > 0.05:
             return price(printed * GIB / tokens * UNKNOWN_DRAFT_FACTOR, TARGET_COST_SD)
     return None
@@ -396,7 +399,7 @@ def _loaded_price(start: Observation) -> Normal | None:
     A pool that a flag capped, that was sized after graphs were captured, or that lies beside states of a size of their
     own, is not what is left then.
     """
-    tokens, found, fraction = usable_tokens(start.measurements.pool_tokens), loads(start), fraction_of(start)
+    tokens, found, fraction = usable_tokens(start, start.measurements.pool_tokens), loads(start), fraction_of(start)
     if tokens is None or found is None or fraction is None or pool_cap(start, tokens) is not None:
         return None
     if is_sized_after_capture(start.flags) or has_states_of_their_own(start.model, start.flags):
