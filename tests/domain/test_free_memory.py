@@ -264,3 +264,4 @@ def test_no_memory_left_is_a_bound() -> None:
     as_point = at_ready(point, {**point.flags, "mem_fraction_static": 0.96})
     assert at_96.low < as_point.low
     assert at_96.high - at_96.low > 2.0 * (as_point.high - as_point.low)
+    assert at_96.high - at_96.low > as_point.high - as_point.low

@@ -5,7 +5,7 @@ Also which flags are heavier than others, which decides where a death or a passe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from math import isfinite
@@ -126,6 +126,22 @@ def usable_free(start: Observation, gib: float | None) -> float | None:
         return None
     total = start.hardware.memory_gib
     return gib if -1.0 <= gib <= (MOST_GIB if total is None else 1.1 * total) else None
+
+
+def impossible_figures(starts: Sequence[Observation]) -> Iterator[Caution]:
+    """Yield what a GPU cannot have had: the newest such figure of free memory, and of pools."""
+    for start in reversed(starts):
+        free = start.measurements.free_at_ready_gib
+        if free is not None and usable_free(start, free) is None:
+            detail = f"A start has {free:g} GiB free at ready, which its GPU cannot have: the figure is not counted."
+            yield Caution(code="impossible_free_memory", detail=detail)
+            break
+    for start in reversed(starts):
+        tokens = start.measurements.pool_tokens
+        if tokens and usable_tokens(start, tokens) is None:
+            detail = f"A start has a pool of {tokens:,} tokens, which its GPU cannot hold: the figure is not counted."
+            yield Caution(code="impossible_pool", detail=detail)
+            break
 
 
 def classify(start: Observation) -> Evidence:

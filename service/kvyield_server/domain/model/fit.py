@@ -55,10 +55,9 @@ from kvyield_server.domain.model.evidence import (
     classify,
     counted_once,
     fraction_of,
+    impossible_figures,
     is_death,
     is_no_lighter,
-    usable_free,
-    usable_tokens,
 )
 from kvyield_server.domain.model.free_memory import FreeMemory, fit_free_memory
 from kvyield_server.domain.model.history import History
@@ -524,18 +523,7 @@ def _normal_estimate(value: Normal) -> Estimate:
 def _warnings(fit: PoolFit, member: _Member) -> Iterator[Caution]:
     """Yield the warnings of a fit, contradictions first."""
     yield from fit.cautions
-    for start in reversed(member.starts):
-        free = start.measurements.free_at_ready_gib
-        if free is not None and usable_free(start, free) is None:
-            detail = f"A start has {free:g} GiB free at ready, which its GPU cannot have: the figure is not counted."
-            yield Caution(code="impossible_free_memory", detail=detail)
-            break
-    for start in reversed(member.starts):
-        tokens = start.measurements.pool_tokens
-        if tokens and usable_tokens(start, tokens) is None:
-            detail = f"A start has a pool of {tokens:,} tokens, which its GPU cannot hold: the figure is not counted."
-            yield Caution(code="impossible_pool", detail=detail)
-            break
+    yield from impossible_figures(member.starts)
     if Label.UNIFIED_MEMORY in fit.labels:
         yield UNIFIED
     if Label.NEIGHBOUR in fit.labels:
