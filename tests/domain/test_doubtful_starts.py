@@ -112,6 +112,23 @@ def test_free_memory_measured_beside_a_death_contradicts_it() -> None:
     assert (beside.status, advised_fraction(beside)) == (Status.OK, 0.89)
 
 
+@pytest.mark.parametrize("outcome", ["oom_startup", "oom_runtime"])
+@pytest.mark.parametrize("free", [15.0, None])
+@pytest.mark.parametrize("confidence", [0.3, 0.5, 0.8, 0.95])
+def test_ok_below_a_death_is_what_the_confidence_asks_for(outcome: str, free: float | None, confidence: float) -> None:
+    """One step below a death is `ok` at a confidence of a half at most, and nowhere below the confidence asked for."""
+    failure = Failure(phase=Phase.SERVING, prompt_tokens=100_000) if outcome == "oom_runtime" else None
+    served = start(1, 0.8, pool_at(0.8), free, model=GROUPED)
+    died = start(9, 0.9, pool_at(0.9), outcome=outcome, failure=failure, model=GROUPED)
+    advice = advise([served, died], 100_000, prefer="pool", confidence=confidence)
+    assert advice.status is Status.OK
+    assert advice.probability is not None
+    assert advice.probability.memory is not None
+    assert advice.probability.memory >= confidence
+    assert advice.probability.memory < max(0.55, confidence + 0.05)
+    assert (advised_fraction(advice) >= 0.895) <= (confidence <= 0.5)
+
+
 def test_chances_given_deaths_are_those_of_one_fraction_where_survival_ends() -> None:
     """By hand: the chance between two deaths is what is left of the prior's there, and none is left below certainty."""
     fractions = np.array([0.5, 0.8, 0.9, 0.95])
