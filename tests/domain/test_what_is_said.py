@@ -6,13 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from domain import ledgers
 from domain.advice_fits import PLAIN, SGLANG_FLAGS, codes, plain
 from domain.worked_starts import KIMI, kimi_flags, start
 from kvyield_server.domain.advice.recommend import recommend
-from kvyield_server.domain.answers import Advice, Prediction, Question, percent
+from kvyield_server.domain.answers import Advice, Prediction, Question, Status, percent
 from kvyield_server.domain.facts.observation import (
     EngineName,
     Failure,
+    Hardware,
     Measurements,
     Model,
     Observation,
@@ -180,3 +182,17 @@ def test_without_any_pool_the_answer_does_not_speak_of_one() -> None:
     )
     advice = recommend(only(failed), Question(target_tokens=100_000))
     assert advice.headline.text.startswith("Not enough evidence. No start that was posted shows a pool.")
+
+
+def test_no_pool_below_a_death_is_said() -> None:
+    """0.84 was refused, 0.85 ran out of memory (sgl-project/sglang issue 4330): nothing lies between."""
+    facts = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+    l40s = Hardware(gpu="NVIDIA L40S", gpu_count=1, memory_gib=44.4, unified_memory=False)
+    common = {"hardware": l40s, "model": Model(name="example/8b", facts=facts), "flags": {"tp_size": 1}}
+    loaded = {"free_before_load_gib": 43.81, "free_after_load_gib": 6.71}
+    refused = ledgers.start(1, 0.84, outcome="refused", **loaded, **common)
+    died = ledgers.start(2, 0.85, outcome="oom_startup", failure=Failure(phase=Phase.GRAPH_CAPTURE), **loaded, **common)
+    answer = recommend(only(refused, died), Question(target_tokens=8_000))
+    assert answer.status is Status.INFEASIBLE
+    assert "No fraction at which the engine would start gives a pool." in answer.explanation
+    assert "The nearest" not in answer.explanation

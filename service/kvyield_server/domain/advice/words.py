@@ -224,8 +224,10 @@ def _pool(case: Case, choice: Choice, answer: Advice, *, is_kept: bool) -> Itera
     tokens = 0.0 if pool is None else pool.median
     if answer.status is Status.INFEASIBLE:
         limit = _printed_limit(case) if choice.binding == "input_limit" else ""
-        nearest = f"{fraction:g} gives {tokens:,.0f} of {needed:,} tokens"
-        yield f"Infeasible: {_BINDING[choice.binding or 'pool']}{limit}. The nearest: {nearest}."
+        nearest = f"The nearest: {fraction:g} gives {tokens:,.0f} of {needed:,} tokens"
+        if tokens <= 0.0:
+            nearest = "No fraction at which the engine would start gives a pool"
+        yield f"Infeasible: {_BINDING[choice.binding or 'pool']}{limit}. {nearest}."
         return
     if choice.measured is not None and choice.measured.pool_tokens is not None and is_kept:
         held = f"what runs at {fraction:g} has {tokens:,.0f}, as measured"
