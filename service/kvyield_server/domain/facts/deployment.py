@@ -18,7 +18,16 @@ from kvyield_server.domain.engines.token_cost import QUANT_POLICIES, speculation
 from kvyield_server.domain.engines.vllm import whole_prompt_tokens
 from kvyield_server.domain.facts.layout import DATA, DATA_ATTENTION, DECODE_CONTEXT, PIPELINE, TENSOR
 from kvyield_server.domain.facts.model_config import keeps_8bit_kv, keeps_states
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, Engine, EngineName, Flags, Model, Observation, Scalar
+from kvyield_server.domain.facts.observation import (
+    FRACTION_FLAG,
+    Engine,
+    EngineName,
+    Facts,
+    Flags,
+    Model,
+    Observation,
+    Scalar,
+)
 from kvyield_server.domain.facts.scalars import as_number, is_on
 from kvyield_server.domain.facts.versions import parse_version, plain_version
 
@@ -162,8 +171,9 @@ def group_starts(starts: Iterable[Observation]) -> tuple[Group, ...]:
     ordered = sorted(starts, key=lambda start: (start.observed_at, start.id.int))
     by_key: dict[tuple[tuple[str, str], ...], list[int]] = {}
     memo: dict[tuple[object, ...], list[int]] = {}
+    facts: list[Facts] = []
     for position, start in enumerate(ordered):
-        signature = _signature(start)
+        signature = _signature(start, _number_of(start.model.facts, facts))
         home = memo.get(signature)
         if home is None:
             items = tuple(sorted(observation_key(start).items()))
@@ -188,12 +198,21 @@ def _last_up(ordered: Sequence[Observation], members: Sequence[int]) -> int:
     return max((position for position in members if ordered[position].came_up), default=-1)
 
 
-def _signature(start: Observation) -> tuple[object, ...]:
+def _number_of(told: Facts, known: list[Facts]) -> int:
+    """Return the place of facts among those known, added where they are new: nearly all starts tell the same."""
+    for number, facts in enumerate(known):
+        if facts is told or facts == told:
+            return number
+    known.append(told)
+    return len(known) - 1
+
+
+def _signature(start: Observation, facts: int) -> tuple[object, ...]:
     """Return what a start's key follows from, so that equal starts are read once; true, 1 and 1.0 stay apart."""
     engine, model = start.engine, start.model
     flags = {**start.flags, FRACTION_FLAG[engine.name]: None}
     kinds = tuple(map(type, flags.values()))
-    known = (engine.name, engine.version, engine.variant, model.revision, id(model.facts), start.hardware.gpu_count)
+    known = (engine.name, engine.version, engine.variant, model.revision, facts, start.hardware.gpu_count)
     has_pool = start.came_up or start.measurements.pool_tokens is not None
     return has_pool, *known, tuple(flags.items()), kinds
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from math import hypot
+from uuid import UUID
 
 import numpy as np
 from numpy.linalg import LinAlgError
@@ -131,7 +132,9 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
     starts = counted_once(evidence.observations)
     hardware, model = _merged(starts)
     with _strict_arithmetic():
-        groups = group_starts(_dtypes_told(group_starts(starts), hardware, model))
+        groups = group_starts(starts)
+        told = _dtypes_told(groups, hardware, model)
+        groups = group_starts(told.get(start.id, start) for start in starts) if told else groups
         members = [_member(group, _setting(group, hardware, model), evidence.transfers) for group in groups]
         fits = [_fitted(member, members) for member in members]
     if len(fits) == 1:
@@ -147,28 +150,28 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
     return PairFit(tuple(replace(fit, relatives=own) for fit, own in zip(fits, near, strict=True)))
 
 
-def _dtypes_told(groups: Sequence[Group], hardware: Hardware, model: Model) -> Iterator[Observation]:
-    """Yield the starts, those that do not name a KV dtype with the one that their pool shows.
+def _dtypes_told(groups: Sequence[Group], hardware: Hardware, model: Model) -> dict[UUID, Observation]:
+    """Return, by id, the starts that do not name their KV dtype with the one that their pool shows.
 
     Unknown joins known, but a pool half as large as the others' 8-bit ones, or twice as large as their 16-bit ones, is
     of the other kind.
     """
+    found: dict[UUID, Observation] = {}
     for group in groups:
-        is_8bit, flag = group.key.get("kv_dtype") == "fp8", NAMES[group.starts[0].engine.name].kv_dtype
-        silent = {s.id for s in group.starts if s.flags.get(flag) is None and s.measurements.pool_tokens}
+        spec, is_8bit = NAMES[group.starts[0].engine.name], group.key.get("kv_dtype") == "fp8"
+        flag, told = spec.kv_dtype, "auto" if is_8bit else spec.half_kv
         named = tuple(start for start in group.starts if start.flags.get(flag) is not None)
-        member = None
-        if silent and any(start.measurements.pool_tokens for start in named):
-            alone = Group(group.key, named)
-            member = _member(alone, _setting(alone, hardware, model), ())
-        for start in group.starts:
-            told: Scalar = "auto" if is_8bit else NAMES[start.engine.name].half_kv
-            is_other = False
-            if member is not None and start.id in silent:
-                with suppress(*NUMERICAL_FAILURES):
-                    asked = {**member.setting.flags, **start.flags, flag: member.setting.flags.get(flag)}
-                    is_other = _holds_other_ratio(member, start, asked, 0.5 if is_8bit else 2.0)
-            yield replace(start, flags={**start.flags, flag: told}) if is_other else start
+        silent = [start for start in group.starts if start.flags.get(flag) is None and start.measurements.pool_tokens]
+        if not silent or not any(start.measurements.pool_tokens for start in named):
+            continue
+        alone = Group(group.key, named)
+        member = _member(alone, _setting(alone, hardware, model), ())
+        for start in silent:
+            asked = {**member.setting.flags, **start.flags, flag: member.setting.flags.get(flag)}
+            with suppress(*NUMERICAL_FAILURES):
+                if _holds_other_ratio(member, start, asked, 0.5 if is_8bit else 2.0):
+                    found[start.id] = replace(start, flags={**start.flags, flag: told})
+    return found
 
 
 def _holds_other_ratio(member: _Member, start: Observation, flags: Flags, ratio: float) -> bool:

@@ -272,14 +272,19 @@ def _alike(
 ) -> Sequence[tuple[Flags, list[Reading]]]:
     """Return each set of flags, fraction apart, with the readings of the starts that had them."""
     name, usual = NAMES[free.engine].fraction, _usual_free(starts)
-    found: dict[tuple[tuple[str, Scalar], ...], tuple[Flags, list[Reading]]] = {}
+    alike: dict[tuple[tuple[str, Scalar], ...], list[Observation]] = {}
     for start in starts:
-        fraction = fraction_of(start)
-        reading = None if fraction is None else _reading(free, start, fraction, usual, is_death=start.id in deaths)
-        if reading is not None:
-            key = tuple((flag, value) for flag, value in start.flags.items() if flag != name)
-            found.setdefault(key, (start.flags, []))[1].append(reading)
-    return list(found.values())
+        if fraction_of(start) is not None:
+            key = tuple([item for item in start.flags.items() if item[0] != name])
+            alike.setdefault(key, []).append(start)
+    found = []
+    for same in alike.values():
+        may_drop = free.may_drop_graphs(same[0].flags)
+        told = (_reading(free, start, usual, is_death=start.id in deaths, may_drop=may_drop) for start in same)
+        readings = [reading for reading in told if reading is not None]
+        if readings:
+            found.append((same[0].flags, readings))
+    return found
 
 
 def _usual_free(starts: Sequence[Observation]) -> float | None:
@@ -290,9 +295,10 @@ def _usual_free(starts: Sequence[Observation]) -> float | None:
 
 
 def _reading(
-    free: FreeMemory, start: Observation, fraction: float, usual: float | None, *, is_death: bool
+    free: FreeMemory, start: Observation, usual: float | None, *, is_death: bool, may_drop: bool
 ) -> Reading | None:
     """Return GiB free at ready as a point, an upper or a lower bound; None where a start says nothing."""
+    fraction = fraction_of(start) or 0.0
     measured, own = start.measurements, as_number(start.measurements.free_before_load_gib)
     lent = 0.0
     if own is not None and usual is not None and REBASE_GIB < abs(usual - own) < LARGEST_GIB:
@@ -302,13 +308,15 @@ def _reading(
         return Reading(fraction, 0.0, "death", UNSEEN_CHANGE_GIB * is_other, lent, 0.0) if is_death else None
     if not start.came_up:
         return None
-    ready, pool_end = (usable_free(start, gib) for gib in (measured.free_at_ready_gib, measured.free_at_pool_end_gib))
+    ready = usable_free(start, measured.free_at_ready_gib)
+    pool_end = usable_free(start, measured.free_at_pool_end_gib)
     if ready is not None and ready != pool_end and ready >= LEAST_FREE_GIB:
-        return Reading(fraction, ready, "point", 0.0, lent, _dropped(free, start, ready))
+        return Reading(fraction, ready, "point", 0.0, lent, _dropped(free, start, ready) if may_drop else 0.0)
     before = [usable_free(start, check.free_before_gib) for check in start.verifications]
     sampled = max((gib for gib in before if gib is not None), default=None)
     if sampled is not None:
-        return Reading(fraction, sampled, "point", SAMPLED_SD_GIB, lent, _dropped(free, start, sampled))
+        dropped = _dropped(free, start, sampled) if may_drop else 0.0
+        return Reading(fraction, sampled, "point", SAMPLED_SD_GIB, lent, dropped)
     most = pool_end if ready is None else ready
     if most is not None:
         return Reading(fraction, most, "upper", 0.0, lent, 0.0)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import exp, hypot
+from uuid import UUID
 
 import numpy as np
 
@@ -168,13 +169,15 @@ def _without_mistyped(
     A pool in proportion to its fraction, or smaller, is no sign: weights leave the smaller fraction less per fraction.
     """
     line = PoolLine(setting=setting, knowledge=knowledge, posterior=None, page_tokens=1)
-    points = {item.start.id: line.implausible(item.start) for item in found if item.use is Use.POINT}
-    sound = [_tokens_per_fraction(item) for item in found if points.get(item.start.id, "") is None]
-    reasons = {
-        item.start.id: why
-        for item in found
-        if (why := points.get(item.start.id)) and sound and _tokens_per_fraction(item) > MISTYPED * max(sound)
-    }
+    doubtful: dict[UUID, tuple[float, str]] = {}
+    reasons: dict[UUID, str] = {}
+    for item in sorted((each for each in found if each.use is Use.POINT), key=_tokens_per_fraction, reverse=True):
+        why = line.implausible(item.start)
+        if why is None:  # the densest of the sound ones
+            most = MISTYPED * _tokens_per_fraction(item)
+            reasons = {key: text for key, (density, text) in doubtful.items() if density > most}
+            break
+        doubtful[item.start.id] = (_tokens_per_fraction(item), why)
     if not reasons:
         return tuple(found), []
     marked = (item.put(Use.SET_ASIDE, reasons[item.start.id]) if item.start.id in reasons else item for item in found)
