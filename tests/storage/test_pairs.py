@@ -141,6 +141,7 @@ def test_pairs_of_a_model(storage: Storage) -> None:
     ensure(storage, model=Model(name="other"))
     with storage.read() as unit:
         assert list(unit.pairs.of_model(MODEL.name)) == pairs
+        assert dict(unit.pairs.revisions_of_model(MODEL.name)) == {pair.id: pair.revision for pair in pairs}
 
 
 def test_a_pair_sums_up_its_observations(storage: Storage) -> None:

@@ -40,6 +40,12 @@ PAIRS = select(
 _NAMED = PAIRS.where(
     _hardware.gpu == bindparam("gpu"), _hardware.gpu_count == bindparam("gpu_count"), _model.name == bindparam("model")
 )
+_REVISIONS = (
+    select(_pair.id, _pair.revision)
+    .select_from(tables.pair.join(tables.model))
+    .where(_model.name == bindparam("model"))
+    .order_by(_pair.id)
+)
 _LOCKED = (
     PAIRS.where(
         _hardware.gpu.in_(bindparam("gpus", expanding=True)), _model.name.in_(bindparam("models", expanding=True))
@@ -221,6 +227,10 @@ class Pairs:
     def of_model(self, model: str) -> tuple[Pair, ...]:
         """Return all pairs of that model, oldest first: the ones that can lend evidence to each other."""
         return tuple(self._all(PAIRS.where(_model.name == model).order_by(_pair.created_at, _pair.id)))
+
+    def revisions_of_model(self, model: str) -> tuple[tuple[UUID, int], ...]:
+        """Return the id and revision of each pair of that model, in the order of their ids."""
+        return tuple((row.id, row.revision) for row in self._connection.execute(_REVISIONS, {"model": model}))
 
     def posted_by(self, token_id: UUID) -> frozenset[UUID]:
         """Return the ids of the pairs that hold an observation posted with that token."""

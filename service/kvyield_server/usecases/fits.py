@@ -36,7 +36,10 @@ class Evidence:
 
 
 class FitCache:
-    """Fits by the revisions of all pairs of the model; simultaneous askers of one fit share one computation."""
+    """Fits by the revisions of all pairs of the model: at equal revisions a fit is still right.
+
+    Simultaneous askers of one fit share one computation.
+    """
 
     def __init__(self, executor: Executor, size: int = 256) -> None:
         self._executor = executor
@@ -50,7 +53,7 @@ class FitCache:
 
         ``told`` names attributes of ``pair`` that the asker told and the database does not hold.
         """
-        key = (pair.id, _revisions(uow, pair.model.name), told)
+        key = (pair.id, uow.pairs.revisions_of_model(pair.model.name), told)
         future = self._known(key) or self._started(key, evidence_of(uow, pair))
         try:
             return future.result()
@@ -78,11 +81,6 @@ class FitCache:
             del self._fits[key]
         while len(self._fits) > self._size:
             self._fits.popitem(last=False)
-
-
-def _revisions(uow: UnitOfWork, model: str) -> Revisions:
-    """Return the state of all evidence on a model: a fit made at equal revisions is still right."""
-    return tuple((pair.id, pair.revision) for pair in uow.pairs.of_model(model))
 
 
 def evidence_of(uow: UnitOfWork, pair: Pair) -> Evidence:
