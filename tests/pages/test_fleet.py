@@ -227,3 +227,27 @@ def test_drift_tells_what_an_upgrade_changed(client: Client) -> None:
     (address,) = set(re.findall(r'<option value="([^"]*)" selected>vLLM', text))
     chosen = address.replace("&#34;", '"')
     assert models(client.get("/ui/drift", params={"versions": chosen, "sort": "-free"}).text) == ["Qwen/Qwen3-8B"]
+
+
+def test_a_start_that_died_is_seen_beside_what_runs(client: Client) -> None:
+    """What runs says when it ended, and the newest start of all has a column of its own."""
+    *_, third = post(client, *samples.worked_case())
+    assert cells(shown(client), "Newest start") == ["ready"]
+    body = samples.worked_case()[0]
+    refused = {**body, "id": None, "observed_at": "2026-08-01T10:00:00Z", "outcome": "refused", "measurements": {}}
+    post(client, refused)
+    text = shown(client)
+    (runs,), (newest,) = cells(text, "What runs"), cells(text, "Newest start")
+    assert runs.startswith("SGLang 0.5.12 mem_fraction_static 0.94")
+    assert "ended" not in runs
+    assert newest.startswith("refused 2026-08-01")
+    died = {**body, "id": None, "observed_at": "2026-08-02T10:00:00Z", "outcome": "oom_runtime"}
+    post(client, {**died, "failure": {"phase": "serving", "prompt_tokens": 60_010}})
+    text = shown(client)
+    (runs,), (newest,) = cells(text, "What runs"), cells(text, "Newest start")
+    assert runs.endswith("ended: OOM at run time")
+    assert newest == "OOM at run time"
+    assert models(shown(client, "/ui/fleet?show=died")) == models(text)
+    assert models(shown(client, "/ui/fleet?sort=newest&show=died")) == models(text)
+    client.post(f"/observations/{third['id']}/retraction", json={"reason": "typing error"}).raise_for_status()
+    assert cells(shown(client), "Newest start") == ["OOM at run time"]

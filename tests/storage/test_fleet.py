@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from kvyield_server.domain.answers import Drift
-from kvyield_server.domain.facts.observation import EngineName, Hardware, Model
+from kvyield_server.domain.facts.observation import EngineName, Hardware, Model, Outcome
 from kvyield_server.storage.fleet import DRIFT_SORTS, FLEET_SORTS
 from kvyield_server.storage.records import FleetRow, Verdict
 from kvyield_server.storage.uow import Storage, UnitOfWork
@@ -42,6 +42,10 @@ def row(pair_id: UUID, revision: int, model: str, gpu: str, number: int) -> Flee
             "engine": EngineName.SGLANG,
             "observation_id": uuid4(),
             "observed_at": NOON + timedelta(minutes=number * 7 % 11),
+            "outcome": Outcome.READY,
+            "newest_id": uuid4(),
+            "newest_at": NOON + timedelta(minutes=number * 5 % 13),
+            "newest_outcome": list(Outcome)[number % 2],
             "pool_tokens": number * 5 % 7 * 1000,
             "free_at_ready_gib": float(number % 5),
             "headroom_gib": -1.5 + number % 4,
@@ -63,7 +67,9 @@ def test_pages_hold_every_pair_once_in_order(storage: Storage, sort: str, is_des
         for offset in range(0, COUNT, 5):
             found += uow.fleet.page(None, None, sort=sort, is_descending=is_descending, offset=offset, size=5)
     assert sorted(each.model for each in found) == [each.model for each in rows]
-    name = {"started": "observed_at", "pool": "pool_tokens", "free": "free_at_ready_gib"}.get(sort, f"{sort}_gib")
+    name = {"started": "observed_at", "newest": "newest_at", "pool": "pool_tokens", "free": "free_at_ready_gib"}.get(
+        sort, f"{sort}_gib"
+    )
     name = {"verified_gib": "verified_tokens", "model_gib": "model", "gpu_gib": "gpu"}.get(name, name)
     if sort != "attention":
         values = [getattr(each, name) for each in found]
@@ -72,11 +78,14 @@ def test_pages_hold_every_pair_once_in_order(storage: Storage, sort: str, is_des
 
 
 def test_what_needs_attention_comes_first(storage: Storage) -> None:
-    """First what does not answer its question, then what does so at risk, what runs nothing, the rest."""
+    """First what died, then what does not answer its question, what does so at risk, what runs nothing, the rest."""
     filled(storage)
     with storage.read() as uow:
         found = uow.fleet.page(None, None, sort="attention", is_descending=False, offset=0, size=COUNT)
-    ranks = [{Verdict.NO: 0, Verdict.AT_RISK: 1, None: 2, Verdict.YES: 3}[each.verdict] for each in found]
+    by_verdict = {Verdict.NO: 1, Verdict.AT_RISK: 2, None: 3, Verdict.YES: 4}
+    died = [each.newest_outcome not in (None, Outcome.READY) for each in found]
+    assert 0 < sum(died) < COUNT
+    ranks = [0 if is_dead else by_verdict[each.verdict] for each, is_dead in zip(found, died, strict=True)]
     assert ranks == sorted(ranks)
 
 

@@ -26,6 +26,7 @@ FLEET_SORTS = {
     "model": "",
     "gpu": "",
     "started": "-",
+    "newest": "-",
     "pool": "-",
     "free": "",
     "headroom": "",
@@ -35,6 +36,7 @@ DRIFT_SORTS = {"model": "", "starts": "", "slope": "-", "pool": "-", "free": "-"
 """By what one may sort, each with its first direction: what needs a look comes first."""
 
 FLEET_FILTERS = (
+    ("died", "newest start did not stay up"),
     ("no", "does not answer its last question"),
     ("at_risk", "answers it at risk"),
     ("unverified", "never verified"),
@@ -48,7 +50,7 @@ class FleetQuery(Struct, forbid_unknown_fields=True, kw_only=True):
     """Which pairs, in which order: a sort key with ``-`` before it is turned round."""
 
     search: Text = ""
-    show: Literal["", "no", "at_risk", "unverified", "nothing_runs"] = ""
+    show: Literal["", "died", "no", "at_risk", "unverified", "nothing_runs"] = ""
     sort: Text = "attention"
     page: PageNumber = 1
 

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy import and_ as all_of
 
 from kvyield_server.domain.answers import Drift, Question
-from kvyield_server.domain.facts.observation import EngineName
+from kvyield_server.domain.facts.observation import EngineName, Outcome
 from kvyield_server.storage import tables
 from kvyield_server.storage.pairs import SOURCE
 from kvyield_server.storage.records import (
@@ -42,13 +42,15 @@ _it, _pair, _drift = tables.fleet.c, tables.pair.c, tables.drift.c
 NEVER_LOOKED_AT = -1
 
 _NOTHING_RUNS = all_of(_it.observation_id.is_(None), _it.revision != NEVER_LOOKED_AT)
+_HAS_DIED = all_of(_it.newest_outcome.is_not(None), _it.newest_outcome != Outcome.READY.value)
 _ATTENTION = case(
-    (_it.verdict == Verdict.NO.value, 0),
-    (_it.verdict == Verdict.AT_RISK.value, 1),
-    (_it.note.is_not(None), 2),
-    (_NOTHING_RUNS, 3),
-    (_it.verdict == Verdict.YES.value, 5),
-    else_=4,
+    (_HAS_DIED, 0),
+    (_it.verdict == Verdict.NO.value, 1),
+    (_it.verdict == Verdict.AT_RISK.value, 2),
+    (_it.note.is_not(None), 3),
+    (_NOTHING_RUNS, 4),
+    (_it.verdict == Verdict.YES.value, 6),
+    else_=5,
 )
 FLEET_SORTS: Mapping[str, ColumnElement[Any]] = MappingProxyType(
     {
@@ -56,6 +58,7 @@ FLEET_SORTS: Mapping[str, ColumnElement[Any]] = MappingProxyType(
         "model": _it.model,
         "gpu": _it.gpu,
         "started": _it.observed_at,
+        "newest": _it.newest_at,
         "pool": _it.pool_tokens,
         "free": _it.free_at_ready_gib,
         "headroom": _it.headroom_gib,
@@ -66,6 +69,7 @@ FLEET_SORTS: Mapping[str, ColumnElement[Any]] = MappingProxyType(
 
 FLEET_FILTERS: Mapping[str, ColumnElement[bool]] = MappingProxyType(
     {
+        "died": _HAS_DIED,
         "no": _it.verdict == Verdict.NO.value,
         "at_risk": _it.verdict == Verdict.AT_RISK.value,
         "unverified": all_of(_it.observation_id.is_not(None), _it.verified_tokens.is_(None)),

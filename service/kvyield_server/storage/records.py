@@ -128,6 +128,8 @@ class Verdict(StrEnum):
 class FleetRow:
     """What runs in a pair, as of the pair's ``revision``; None is not known, and -1 not looked at yet.
 
+    What runs is the newest start that came up, which may have died since: ``outcome`` is its own. ``newest`` is of the
+    newest start of all, which may have died starting.
     ``headroom_gib`` is at the peak of a prompt of ``headroom_tokens``, the longest verified. The ``verified`` fields
     are of the last verification of what runs. ``verdict`` and ``headline`` answer the question of
     ``recommendation_id``. ``note`` says why nothing more is known.
@@ -145,6 +147,10 @@ class FleetRow:
     deployment_id: str | None = None
     observation_id: UUID | None = None
     observed_at: datetime | None = None
+    outcome: Outcome | None = None
+    newest_id: UUID | None = None
+    newest_at: datetime | None = None
+    newest_outcome: Outcome | None = None
     host: str | None = None
     fraction: float | None = None
     pool_tokens: int | None = None

@@ -124,6 +124,9 @@ def fleet_row(uow: UnitOfWork, pair: Pair, fit: PairFit | None, now: datetime) -
     )
     asked = uow.recommendations.newest_of(pair.id)
     row = replace(row, recommendation_id=asked.id if asked else None)
+    for newest in uow.observations.of_pair(pair.id, newest=1):
+        start = newest.observation
+        row = replace(row, newest_id=start.id, newest_at=start.observed_at, newest_outcome=start.outcome)
     found = running_fit(fit) if fit else None
     if found is None or found.runs is None:
         return row
@@ -147,6 +150,7 @@ def _with_what_runs(row: FleetRow, fit: DeploymentFit, runs: Observation) -> Fle
         deployment_id=fit.summary.deployment_id,
         observation_id=runs.id,
         observed_at=runs.observed_at,
+        outcome=runs.outcome,
         host=runs.host,
         fraction=runs.fraction,
         pool_tokens=measured.pool_tokens,

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from uuid import UUID
 
 from kvyield_server.domain.answers import Drift, Question
-from kvyield_server.domain.facts.observation import FRACTION_FLAG, Answer
+from kvyield_server.domain.facts.observation import FRACTION_FLAG, Answer, Outcome
 from kvyield_server.pages.views.observation import ANSWER_WORDS
 from kvyield_server.pages.views.starts import AT_MOST
 from kvyield_server.pages.views.words import (
@@ -19,6 +19,7 @@ from kvyield_server.pages.views.words import (
     engine_word,
     figure,
     flag_value,
+    outcome_word,
     plural,
     token_count,
     tokens,
@@ -46,6 +47,11 @@ class FleetView:
     fraction: str
     start_id: UUID | None
     started_at: datetime | None
+    ended: str
+    newest_id: UUID | None
+    newest_at: datetime | None
+    newest_outcome: str
+    newest_word: str
     host: str
     pool: str
     free: str
@@ -95,6 +101,11 @@ def fleet_view(row: FleetRow, question: Question | None) -> FleetView:
         fraction=f"{FRACTION_FLAG[row.engine]} {flag_value(row.fraction)}" if row.engine and row.fraction else "",
         start_id=row.observation_id,
         started_at=row.observed_at,
+        ended=outcome_word(row.outcome) if row.outcome and row.outcome is not Outcome.READY else "",
+        newest_id=row.newest_id,
+        newest_at=row.newest_at,
+        newest_outcome=row.newest_outcome or "",
+        newest_word=outcome_word(row.newest_outcome) if row.newest_outcome else "",
         host=row.host or "",
         pool=tokens(row.pool_tokens),
         free=f"{AT_MOST if row.free_is_bound else ''}{figure(row.free_at_ready_gib)}",
