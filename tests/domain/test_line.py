@@ -131,3 +131,16 @@ def test_a_straight_line_is_recovered_among_half_a_thousand_starts() -> None:
     points = Points(x=x, tokens=tokens, gib=np.full(500, nan), page_sd=0.3, print_sd=0.003)
     line = fit_line(points, FLAT, SCALES)
     assert float(line.moments()[0][1]) == pytest.approx(SLOPE, rel=1e-3)
+
+
+def test_a_start_off_the_line_tells_scatter_only_as_far_as_boots_scatter() -> None:
+    """Three thousandths off is what boots may do, so that all are believed less firmly; a fifth has another cause."""
+    line = fit_line(on([0.6, 0.7, 0.8, 0.9], [1.0005, 0.9996, 1.0005, 0.9995]), FLAT, SCALES)
+    here = SLOPE * (0.75 - WEIGHTS / BASE)
+
+    def width(off: float) -> float:
+        return at(line.beside(np.array([0.75]), np.array([here * (1.0 + off)])), 0.85)[1]
+
+    assert width(0.003) > 1.5 * width(0.0)
+    assert width(-0.003) > 1.5 * width(0.0)
+    assert width(0.2) < 1.3 * at(line, 0.85)[1]

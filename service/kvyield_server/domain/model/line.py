@@ -34,6 +34,8 @@ GIB = float(2**30)
 LEAST_RELATIVE_SD = 2e-7
 LEAST_BOOT_SD = 1e-6
 """Equal starts repeat to the token on a GPU of their own (recorded H200 starts), which leaves this much doubt."""
+SPOILED = 0.1
+"""How often a start lies off the line for a cause of its own, anywhere within its pool: a judgement."""
 NODES, MOST_ROUNDS = 13, 12
 _U: Floats = np.linspace(-1.0, 1.0, NODES)
 _NEGLIGIBLE = 2e-3
@@ -163,6 +165,18 @@ class LinePosterior:
         off = self.theta - mean
         covariance = np.einsum("r,rij->ij", self.weight, self.covariance) + (self.weight[:, None] * off).T @ off
         return mean, covariance
+
+    def beside(self, x: Floats, tokens: Floats) -> LinePosterior:
+        """Return the posterior given starts that were set aside: boots scatter that much, or these have another cause.
+
+        A cause of its own puts a pool anywhere, so that only starts no farther off than boots may scatter tell a larger
+        scatter.
+        """
+        mean, sd, _ = self.tokens(x)
+        scatter = np.exp(-0.5 * np.minimum(np.abs((tokens - mean) / sd), 30.0) ** 2) / (sqrt(2.0 * pi) * sd)
+        likely = ((1.0 - SPOILED) * scatter + SPOILED / tokens).prod(axis=1)
+        weight = self.weight * likely / likely.max()
+        return replace(self, weight=weight / weight.sum())
 
     def below(self, row: Floats, bound: float, noise: float, *, trust: float) -> LinePosterior:
         """Return the posterior given that row·theta <= bound, or else that something unrelated was the cause.

@@ -128,6 +128,9 @@ def fit_pool(
     if used.count or knowledge.knows_zero:
         scales = UNIFIED if is_unified else BOOTS_DIFFER if setting.boots_differ else DISCRETE
         posterior = fit_line(used, prior, scales)
+        aside = points.chosen(agreed.outlying & (points.tokens > 0.0))
+        if aside.count and not agreed.drifted:
+            posterior = posterior.beside(aside.x, aside.tokens)
         posterior = _bounded(posterior, evidence, setting, page)
         posterior = posterior if np.isfinite(posterior.theta).all() else None
     line = PoolLine(
