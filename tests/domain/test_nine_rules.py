@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from domain.door import advise, fitted
-from domain.ledgers import EPOCH, H100S, advised_fraction, is_kept, on_line, passed, start, unserved, words
+from domain.ledgers import EPOCH, GROUPED, H100S, advised_fraction, is_kept, on_line, passed, start, unserved, words
 from domain.rules import ANSWERED, ask, came_up, second, violations
 from kvyield_server.domain.answers import Status
 from kvyield_server.domain.facts.observation import (
@@ -247,7 +247,11 @@ def test_one_start_does_not_overturn_three(data: st.DataObject, target: int, pre
 @thorough(25)
 @given(clean_ledgers(least=1, spread=0), st.integers(1, 600_000))
 def test_what_runs_answers_for_its_own_flags(starts: list[Observation], target: int) -> None:
-    """Rule 1: where the newest start holds the target with memory to spare it is kept, its own figures shown."""
+    """Rule 1: where the newest start holds the target with memory to spare it is kept, its own figures shown.
+
+    How much is to spare is known where the kind of attention is.
+    """
+    starts = [replace(each, model=GROUPED) for each in starts]
     asked = ask(starts, target, agreeing=frozenset(each.id for each in starts))
     assert violations(asked) == []
     newest = max(starts, key=lambda each: each.observed_at)
