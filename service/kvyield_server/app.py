@@ -80,6 +80,7 @@ def require_token_unless_loopback(settings: Settings, storage: Storage) -> None:
 def _lifespan(services: Services, agents: Agents, traces: TracerProvider | None) -> Any:
     @asynccontextmanager
     async def lifespan(_: Litestar) -> AsyncIterator[None]:
+        services.storage.write(lambda uow: uow.observations.complete_host_keys())
         try:
             yield
         finally:

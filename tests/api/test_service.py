@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
 from threading import Event
 from typing import Any
 
@@ -41,6 +44,19 @@ def test_a_closed_database_is_not_ready_and_still_alive(client: Client, storage:
     for answer in (client.get("/pairs"), client.post("/observations", json=start())):
         assert (answer.status_code, answer.headers["content-type"]) == (503, "application/problem+json")
     assert client.post("/observations/batch", json={"observations": [start()]}).status_code == 503
+
+
+def test_a_server_that_begins_completes_what_the_release_before_wrote(tmp_path: Path) -> None:
+    """A row whose host has no key, as replicas of release 0.1 write it during an upgrade, has one afterwards."""
+    url = f"sqlite:///{tmp_path / 'kvyield.db'}"
+    with TestClient(create_app(Settings(database=url))) as client:
+        assert client.post("/observations", json=start(host="GPU-01.example")).status_code == 201
+    with closing(sqlite3.connect(tmp_path / "kvyield.db")) as connection:
+        connection.execute("UPDATE observation SET host_key = NULL")
+        connection.commit()
+        with TestClient(create_app(Settings(database=url))):
+            pass  # a server that stops has emptied its writer's queue
+        assert connection.execute("SELECT host_key FROM observation").fetchall() == [("gpu-01",)]
 
 
 class Slow:

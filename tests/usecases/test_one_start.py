@@ -189,6 +189,34 @@ def test_a_host_is_known_by_each_of_its_names(storage: Storage, accounts: str, n
             assert len(rows(storage)) == before + 2
 
 
+def forget_host_keys(storage: Storage) -> None:
+    """Leave rows as replicas of release 0.1 write them."""
+    nothing = update(tables.observation).values(host_key=None)
+    storage.write(lambda uow: uow.connection.execute(nothing) and None).result()
+
+
+def test_a_start_of_a_replica_of_the_release_before_is_known_at_its_time(storage: Storage) -> None:
+    """Before its host has a key, a second account of the same time finds the row, and another host's does not."""
+    post(storage, log())
+    forget_host_keys(storage)
+    assert not post(storage, died())[0].is_new
+    forget_host_keys(storage)
+    assert post(storage, log(host="gpu-02"))[0].is_new
+    assert len(rows(storage)) == 2
+
+
+@pytest.mark.parametrize("name", HOSTS)
+def test_a_start_of_a_replica_of_the_release_before_gets_its_key(storage: Storage, name: str) -> None:
+    """Once a server has begun, accounts without a time or a zone apart find the row by any name of its host."""
+    first, second = HOSTS[name]
+    post(storage, log(host=first, log_excerpt=LINES), log(BEGUN - timedelta(days=9), host=None))
+    forget_host_keys(storage)
+    storage.write(lambda uow: uow.observations.complete_host_keys()).result()
+    assert not post(storage, endpoint(host=second))[0].is_new
+    assert not post(storage, log(BEGUN + timedelta(hours=2), host=second, log_excerpt=LINES))[0].is_new
+    assert len(rows(storage)) == 2
+
+
 def test_a_log_is_believed_and_nulls_are_filled(storage: Storage) -> None:
     """What the log says stands, what it lacks comes from the endpoint, then from the person; the rest is kept."""
     post(storage, manual(), endpoint(), log())

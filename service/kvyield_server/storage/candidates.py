@@ -37,7 +37,7 @@ _AT_ONCE = _between("since", "until")
 _POOL = and_(_ON_HOST, _it.pool_tokens == _parameter("pool_tokens", _it.pool_tokens), _it.pool_tokens.is_not(None))
 _OF_HOST = union(
     _newest(_ON_HOST, _AT_ONCE),
-    _newest(_it.host.is_(None), _AT_ONCE),
+    _newest(_it.host_key.is_(None), _AT_ONCE),  # no host, or a row that a replica of release 0.1 has just written
     _newest(_POOL, _between("earliest", "latest")),
     _newest(_POOL, _it.is_timed.is_(False)),
     _newest(_ON_HOST, _between("earliest_death", "latest"), _it.pool_tokens.is_(None), _it.log_excerpt.is_not(None)),

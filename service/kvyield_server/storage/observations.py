@@ -24,7 +24,7 @@ from sqlalchemy import (
     update,
 )
 
-from kvyield_server.domain.facts.accounts import Account
+from kvyield_server.domain.facts.accounts import Account, short_host
 from kvyield_server.domain.facts.observation import Observation, Verification
 from kvyield_server.domain.records import HistoryEntry, StoredObservation
 from kvyield_server.errors import NotFoundError
@@ -148,6 +148,13 @@ class Observations:
         for each in entries:
             refuse_unstorable(each)
         insert_unknown(self._connection, tables.history, [history_to_row(observation_id, each) for each in entries])
+
+    def complete_host_keys(self) -> None:
+        """Find the key of each host where it is missing: replicas of release 0.1 do not write it during an upgrade."""
+        missing = (_it.host_key.is_(None), _it.host.is_not(None))
+        for host in self._connection.execute(select(_it.host).where(*missing).distinct()).scalars().all():
+            rows = update(tables.observation).where(*missing, _it.host == host)
+            self._connection.execute(rows.values(host_key=short_host(host).lower()))
 
     def absorb(self, into: UUID, other: StoredObservation) -> None:
         """Move all that belongs to a row to another that is of the same start; the id of the first finds the second."""
