@@ -10,6 +10,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import permutations
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from sqlalchemy import update
 from uuid6 import uuid7
 
 from _storages import fresh_storage
-from kvyield_server.domain.facts.accounts import FieldChange
+from kvyield_server.domain.facts.accounts import AT_ONCE, LARGEST_SHIFT, Account, FieldChange, host_key
 from kvyield_server.domain.facts.observation import (
     Cause,
     Engine,
@@ -35,6 +36,7 @@ from kvyield_server.domain.facts.observation import (
 from kvyield_server.domain.records import StoredObservation
 from kvyield_server.errors import ConflictError
 from kvyield_server.storage import tables
+from kvyield_server.storage.candidates import TOGETHER
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import Storage
@@ -215,6 +217,52 @@ def test_a_start_of_a_replica_of_the_release_before_gets_its_key(storage: Storag
     assert not post(storage, endpoint(host=second))[0].is_new
     assert not post(storage, log(BEGUN + timedelta(hours=2), host=second, log_excerpt=LINES))[0].is_new
     assert len(rows(storage)) == 2
+
+
+def may_be_of_one_start(row: StoredObservation, account: Account) -> bool:
+    """Say what the queries for candidates promise to find."""
+    told, start = row.observation, account.observation
+    gap = abs(told.observed_at - start.observed_at)
+    if account.is_timed and gap <= AT_ONCE and (None in (told.host, start.host) or host_key(told) == host_key(start)):
+        return True
+    if start.host is None or host_key(told) != host_key(start):
+        return False
+    around = LARGEST_SHIFT + AT_ONCE
+    pool, is_near = start.measurements.pool_tokens, gap <= around
+    if pool is not None and told.measurements.pool_tokens == pool:
+        return not row.is_timed or (is_near if account.is_timed else told.observed_at <= start.observed_at + around)
+    if pool is not None or told.measurements.pool_tokens is not None or not account.is_timed:
+        return False
+    return is_near and told.log_excerpt is not None and start.log_excerpt is not None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_candidates_of_many_accounts_are_those_of_each(storage: Storage, seed: int) -> None:
+    """However many are looked for at once, exactly the rows that may be of one of them are found."""
+    chance = random.Random(seed)
+
+    def told() -> Observation:
+        at = (
+            NOW if chance.random() < 0.2 else BEGUN + timedelta(seconds=chance.choice((0, 1, 2, 3, 3600, 50402, 90000)))
+        )
+        return log(
+            at + timedelta(days=chance.randrange(3)) if at != NOW else at,
+            host=chance.choice(("a", "A.example", "b", "c", None)),
+            measurements=Measurements(pool_tokens=chance.choice((None, 1, 2))),
+            outcome=Outcome.FAILED,
+            log_excerpt=chance.choice((None, LINES)),
+        )
+
+    stored = [replace(told(), id=UUID(int=number)) for number in range(120)]
+    with storage.read() as uow:
+        assert uow.observations.near([]) == set()
+    post(storage, *stored)
+    kept = rows(storage)
+    accounts = [arrival(told()).account for _ in range(2 * TOGETHER + 3)]
+    with storage.read() as uow:
+        for some in (accounts, *([each] for each in accounts)):
+            wanted = {row.observation.id for row in kept for each in some if may_be_of_one_start(row, each)}
+            assert uow.observations.near(some) == wanted
 
 
 def test_a_log_is_believed_and_nulls_are_filled(storage: Storage) -> None:

@@ -29,7 +29,7 @@ from kvyield_server.domain.facts.observation import Observation, Verification
 from kvyield_server.domain.records import HistoryEntry, StoredObservation
 from kvyield_server.errors import NotFoundError
 from kvyield_server.storage import tables
-from kvyield_server.storage.candidates import query_near
+from kvyield_server.storage.candidates import queries_near
 from kvyield_server.storage.filters import conditions
 from kvyield_server.storage.paging import cut, observation_key
 from kvyield_server.storage.pairs import SOURCE
@@ -189,7 +189,7 @@ class Observations:
 
     def near(self, accounts: Iterable[Account]) -> set[UUID]:
         """Return the ids of the rows that may be of one of these starts: by host and time, or by host and pool."""
-        return {row_id for each in accounts for row_id in self._connection.execute(*query_near(each)).scalars()}
+        return {row_id for query in queries_near(accounts) for row_id in self._connection.execute(*query).scalars()}
 
     def accounts(self, ids: Sequence[UUID]) -> dict[UUID, list[StoredAccount]]:
         """Return what was told of each start that was told more than once or corrected, oldest first."""
