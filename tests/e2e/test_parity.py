@@ -73,8 +73,24 @@ def vllm(fraction: float, pool: int, **changes: Any) -> dict[str, Any]:
     return {**qwen("vllm", flags, pool), "measurements": figures, **changes}
 
 
+def laptop(fraction: float, pool: int, **changes: Any) -> dict[str, Any]:
+    """Return a start with little memory to spare, of which no free memory is known."""
+    hardware = {"gpu": "NVIDIA GeForce RTX 5090 Laptop GPU", "gpu_count": 1, "memory_gib": 23.9}
+    flags = {"gpu_memory_utilization": fraction, "max_model_len": 124_000, "max_num_seqs": 1}
+    body = start(2, hardware=hardware, engine={"name": "vllm", "version": "0.29.1"}, flags=flags)
+    return {**body, "measurements": {"pool_tokens": pool, "startup_seconds": 80}, **changes}
+
+
 TRTLLM = {"free_gpu_memory_fraction": 0.8, "max_seq_len": 40960, "max_batch_size": 64, "tp_size": 1}
 LMDEPLOY = {"cache_max_entry_count": 0.7, "session_len": 40960, "max_batch_size": 64, "tp": 1}
+CAPTURED = {"outcome": "oom_startup", "failure": {"phase": "graph_capture", "message": "CUDA out of memory"}}
+UNSERVED = {
+    **VERIFICATION,
+    "prompt_tokens": 140_000,
+    "passed": False,
+    "answer": None,
+    "error": "no answer within 420 s",
+}
 DEAD = {"outcome": "oom_startup", "measurements": None, "failure": {"phase": "load", "message": "CUDA out of memory"}}
 SITUATIONS = {
     "keep": Situation((kimi(1), kimi(2), kimi(3, verifications=[PROOF])), 100_000, "keep", "ok"),
@@ -88,6 +104,10 @@ SITUATIONS = {
     "vllm infeasible": Situation((vllm(0.8, 642_304), vllm(0.9, 744_160)), 900_000, "infeasible", "infeasible", "vllm"),
     "tensorrt-llm": Situation((qwen("tensorrt-llm", TRTLLM, 600_000),), 30_000, "keep", "ok", engine="tensorrt-llm"),
     "lmdeploy": Situation((qwen("lmdeploy", LMDEPLOY, 500_000),), 30_000, "keep", "ok", engine="lmdeploy"),
+    "death above": Situation(
+        (laptop(0.97, 138_900), laptop(0.98, 150_745, **CAPTURED)), 130_000, "at_risk", "at_risk", "vllm"
+    ),
+    "unserved": Situation((roomy(0.70), {**roomy(0.75), "verifications": [UNSERVED]}), 140_000, "keep", "at_risk"),
     "estimate": Situation(
         (qwen("sglang", {"mem_fraction_static": 0.98, "tp_size": 1}, None, **DEAD),),
         30_000,
@@ -96,7 +116,7 @@ SITUATIONS = {
         estimate=True,
     ),
 }
-NO_FACTS = {"not enough", "keep at risk", "change", "drift"}
+NO_FACTS = {"death above", "unserved", "not enough", "keep at risk", "change", "drift"}
 PASTED = [name for name, each in SITUATIONS.items() if each.status in ("ok", "at_risk")]
 
 
