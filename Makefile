@@ -1,7 +1,7 @@
 # Every verb of the project; CI runs the same ones. Needs Python 3.11 or newer and a reachable package index.
 PYTHON ?= python3
 VENV   ?= .venv
-WORKERS ?= 2
+WORKERS ?= 3
 EXAMPLES ?= 5
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.kvyield-ready
