@@ -156,9 +156,9 @@ def printed(client: httpx.Client, asked: dict[str, Any], *more: str) -> tuple[st
 
 
 def headlines_of(page: str) -> list[str]:
-    """Return the headlines that a page shows."""
+    """Return the headlines that a page shows, with plain spaces for those that join a number and its unit."""
     found = re.findall(r'<p class="headline">(?:<bdi>)?(.*?)(?:</bdi>)?</p>', page)
-    return [html.unescape(text) for text in found]
+    return [html.unescape(text).replace("\u00a0", " ") for text in found]
 
 
 def unwrapped(text: str) -> str:
@@ -210,7 +210,12 @@ def fleet_row(client: httpx.Client, name: str) -> str:
         page = client.get("/ui/fleet", params={"search": name}).raise_for_status().text
         if "being brought up to date" not in page:
             break
-    rows = page.partition('<tbody role="rowgroup">')[2].partition("</tbody>")[0].split('<tr role="row">')
+    rows = (
+        page.replace("\u00a0", " ")
+        .partition('<tbody role="rowgroup">')[2]
+        .partition("</tbody>")[0]
+        .split('<tr role="row">')
+    )
     return next(row for row in rows if f"<bdi>{name}</bdi>" in row)
 
 

@@ -136,9 +136,9 @@ def test_the_log_shows_what_was_advised_and_what_happened(page: Page, site: Site
     """Kept advice waits in the log; the start that names it is compared with it and counts in the coverage."""
     site.post(samples.worked_case())
     page.goto(f"{site.url}/ui/advice")
-    expect(page.locator("main")).to_contain_text("No advice was kept yet")
+    expect(page.locator("main")).to_contain_text("No advice was saved yet")
     page.goto(f"{site.url}/ui/pairs/{site.pair()}?target_tokens=200000")
-    page.get_by_role("button", name="Keep in the log").click()
+    page.get_by_role("button", name="Save to the advice log").click()
     page.wait_for_url("**/ui/advice#*")
     expect(page.locator("main")).to_contain_text("no start followed it yet")
     number, flags = advised(site)

@@ -79,7 +79,7 @@ def read_at(page: Page, fraction: str) -> list[str]:
     page.get_by_text("The same numbers as a table").click()
     row = page.locator("#numbers tr", has=page.locator(f"th:text-is('{fraction}')"))
     cells = row.locator("td").all_inner_texts()
-    assert [f"{told[1]} GiB", told[2]] == cells[2:]
+    assert [f"{told[1]}\u00a0GiB", told[2]] == cells[2:]
     return cells
 
 

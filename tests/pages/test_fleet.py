@@ -97,7 +97,7 @@ def test_figures_are_those_of_the_pair(client: Client) -> None:
     (headroom,) = cells(text, "Headroom, GiB")
     gib, _, note = headroom.partition(" ")
     assert note == "predicted, 60,010 tokens"
-    assert f'<dd class="value">{gib} GiB</dd>' in opened
+    assert f'<dd class="value">{gib}\u00a0GiB</dd>' in opened
     (address,) = re.findall(r'<a href="([^"]*)">150,000 tokens × 2</a>', text)
     answered = client.get(address.replace("&amp;", "&")).text
     (headline,) = re.findall(r'<p class="headline">(.*?)</p>', answered)

@@ -13,6 +13,7 @@ from litestar.testing import TestClient
 
 from _storages import fresh_storage
 from kvyield_server.app import create_app
+from kvyield_server.pages.rendering import NO_BREAK_SPACE, join_units
 from kvyield_server.settings import Settings
 from pages import samples
 from pages.test_fleet import Client, kept, post, shown
@@ -127,3 +128,10 @@ def test_the_history_of_a_record_is_on_its_page(site: tuple[Client, dict[str, st
     text = " ".join(parsed(client.get(f"/ui/observations/{merged['id']}").text).itertext())
     for part in ("Merged with another account", "measurements.free_before_load_gib", "94.5"):
         assert part in text
+
+
+def test_a_number_is_not_torn_from_its_unit() -> None:
+    """A no-break space joins a number and its unit; tags, commands, logs and fields keep their spaces."""
+    html = '<p title="84 %">84 % of 3.2 GiB in 2 min 33 s, &lt; 0.1 %, 5 starts</p><pre>10.3 GiB</pre>'
+    joined = '<p title="84 %">84~% of 3.2~GiB in 2~min 33~s, &lt;~0.1~%, 5 starts</p><pre>10.3 GiB</pre>'
+    assert join_units(html) == joined.replace("~", NO_BREAK_SPACE)

@@ -82,7 +82,11 @@ def test_pages_answer_who_asks_for_the_head_alone(client: Client, path: str) -> 
 def test_a_pair_opens_without_advice(client: Client, storage: Storage) -> None:
     """With no question asked nothing is there to restart with or to keep; a target in the address is a question."""
     opened = client.get(f"/ui/pairs/{pair(storage)}").text
-    assert ("What runs now" in opened, "data-copy" in opened, "Keep in the log" in opened) == (True, False, False)
+    assert ("What runs now" in opened, "data-copy" in opened, "Save to the advice log" in opened) == (
+        True,
+        False,
+        False,
+    )
     assert "Restart with" in client.get(f"/ui/pairs/{pair(storage)}?target_tokens=200000").text
     assert client.head(f"/ui/pairs/{pair(storage)}").status_code == 200
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from functools import cache
@@ -22,6 +23,13 @@ from kvyield_server.pages.views.words import flag_parts, moment, outcome_word
 HERE = Path(__file__).parent
 STATIC_FOLDER = HERE / "static"
 STATIC_PATH = "/ui/static"
+NO_BREAK_SPACE = "\u00a0"
+# What is copied (commands, logs, fields) and the tags themselves keep their spaces.
+_UNIT_SPACE = re.compile(
+    r"<(pre|code|textarea|script|style)\b.*?</\1>|<[^>]*>"
+    r"| (?<=[0-9] )(?=(?:%|GiB|min|s|h)(?![A-Za-z]))| (?<=&[gl]t; )(?=[0-9])",
+    re.DOTALL,
+)
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -49,7 +57,12 @@ def page(
 
 def render(template: str, values: Mapping[str, Any]) -> str:
     """Return a template's text."""
-    return _environment().get_template(template).render(version=__version__, **values)
+    return join_units(_environment().get_template(template).render(version=__version__, **values))
+
+
+def join_units(html: str) -> str:
+    """Return HTML in which no line breaks between a number and its unit (%, GiB, h, min, s) or before a bound."""
+    return _UNIT_SPACE.sub(lambda found: NO_BREAK_SPACE if found[0] == " " else found[0], html)
 
 
 @cache
