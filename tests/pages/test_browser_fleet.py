@@ -59,6 +59,17 @@ def test_the_fleet_brings_itself_up_to_date(page: Page, site: Site) -> None:
     expect(page.locator("main")).not_to_contain_text("brought up to date")
 
 
+def test_no_column_of_the_fleet_is_cut_on_a_laptop(browser: Browser, site: Site) -> None:
+    """At 1280 px the table fits its panel, with the longest way to write times."""
+    filled(site)
+    profile = browser.new_context(viewport={"width": 1280, "height": 800}, locale="en-US")
+    page = profile.new_page()
+    page.goto(f"{site.url}/ui/fleet?sort=model")
+    expect(page.locator(".fleet table")).to_contain_text(samples.MODEL)
+    assert page.evaluate("(e => e.scrollWidth - e.clientWidth)(document.querySelector('.fleet .scroll'))") <= 0
+    profile.close()
+
+
 @pytest.mark.parametrize("path", ["/ui", "/ui/fleet", "/ui/drift", "/ui/advice", "pair", "asked"])
 def test_pages_are_read_without_a_script(browser: Browser, site: Site, path: str) -> None:
     """With scripts off every figure is there, forms have their button, and nothing claims to need a script."""
