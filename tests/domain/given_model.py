@@ -137,6 +137,11 @@ class GivenModel:
     def runs(self) -> Observation | None:
         return next((start for start in reversed(self.starts) if start.came_up), None)
 
+    @property
+    def limited(self) -> Observation | None:
+        printed = (start for start in self.starts if start.came_up and start.measurements.longest_prompt_tokens)
+        return max(printed, key=lambda start: start.observed_at, default=None)
+
     def contradiction(self, flags: Flags) -> str | None:
         return self.why_unsound
 

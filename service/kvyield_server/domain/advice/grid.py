@@ -133,8 +133,9 @@ class Choice:
     def is_sensible(self) -> bool:
         """Whether the fraction is one that somebody would start with: of usual size, asked for, or tried before."""
         case = self.option.case
-        is_known = case.fraction_flag in case.held or any(s.fraction == self.fraction for s in case.model.starts)
-        return is_known or self.fraction >= LEAST_FRACTION
+        if self.fraction >= LEAST_FRACTION or case.fraction_flag in case.held:
+            return True
+        return any(start.fraction == self.fraction for start in case.model.starts)
 
     @property
     def impossible_gib(self) -> float | None:

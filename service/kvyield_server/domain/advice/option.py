@@ -142,15 +142,15 @@ def _limit(case: Case, flags: Flags) -> int | None:
     One that is the pool's own size, or that vLLM fitted to the pool, grows with the pool; one that a shorter context
     length made does not hold for a longer one.
     """
-    for start in reversed(case.model.starts):
-        limit, pool = start.measurements.longest_prompt_tokens, start.measurements.pool_tokens
-        if limit is None or not start.came_up:
-            continue
-        now, then = context_of(case, flags), context_of(case, start.flags)
-        is_raised = now is not None and then is not None and now > then
-        is_pool = pool is not None and 0 <= pool - limit <= _LIMIT_SLACK
-        return None if is_pool or is_raised or limit >= case.question.target_tokens else limit
-    return None
+    start = case.model.limited
+    limit = None if start is None else start.measurements.longest_prompt_tokens
+    if start is None or limit is None or limit >= case.question.target_tokens:
+        return None
+    now, then = context_of(case, flags), context_of(case, start.flags)
+    is_raised = now is not None and then is not None and now > then
+    pool = start.measurements.pool_tokens
+    is_pool = pool is not None and 0 <= pool - limit <= _LIMIT_SLACK
+    return None if is_pool or is_raised else limit
 
 
 def _measured(case: Case, flags: Flags, fractions: Floats) -> tuple[int | None, Measured | None, bool]:

@@ -139,7 +139,7 @@ def _older_holder(case: Case) -> Choice | None:
         pool = start.measurements.pool_tokens
         if not start.came_up or pool is None or start is case.runs:
             continue
-        kind = (start.fraction, pool, tuple(sorted((key, repr(value)) for key, value in start.flags.items())))
+        kind = (start.fraction, pool, frozenset(start.flags.items()))
         if kind in seen:
             continue
         seen.add(kind)

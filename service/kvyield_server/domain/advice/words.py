@@ -212,10 +212,8 @@ def _put_aside(case: Case, use: str, words: str) -> Iterator[str]:
 def _at(case: Case, ids: Sequence[UUID]) -> str:
     """Return at which fractions the named starts were, the newest few of them."""
     wanted = set(ids)
-    known = [
-        f"{start.fraction:.4g}" for start in case.model.starts if start.id in wanted and start.fraction is not None
-    ]
-    fractions = list(dict.fromkeys(known))
+    known = dict.fromkeys(start.fraction for start in case.model.starts if start.id in wanted)
+    fractions = list(dict.fromkeys(f"{fraction:.4g}" for fraction in known if fraction is not None))
     return f" at {', '.join(fractions)}" if fractions and len(fractions) <= MOST_NAMED else ""
 
 

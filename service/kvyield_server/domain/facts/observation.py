@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 from uuid import UUID
 
@@ -195,7 +196,7 @@ class Verification:
     answer: Answer | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Observation:
     """One engine start. ``source`` is log, endpoint, import or manual; times are UTC."""
 
@@ -229,7 +230,7 @@ class Observation:
             return None
         return Outcome.OOM_RUNTIME if self.failure.phase is Phase.SERVING else Outcome.OOM_STARTUP
 
-    @property
+    @cached_property
     def fraction(self) -> float | None:
         """The value of the engine's pool flag, as the engine resolved it; None where it is not a usable number."""
         value = self.flags.get(FRACTION_FLAG[self.engine.name])

@@ -108,6 +108,10 @@ class DeploymentFit:
         return self.history.runs
 
     @property
+    def limited(self) -> Observation | None:
+        return self.history.limited
+
+    @property
     def drifted(self) -> Observation | None:
         return self.pool.drifted
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from heapq import merge
 from operator import itemgetter
 from typing import Any
 from uuid import UUID
@@ -41,14 +43,16 @@ from kvyield_server.domain.model.need import was_served
 
 SAME = 1e-9
 MOST_DEATHS = 8
+_MOST_FIGURES = 32
+"""Figures of equal starts that are compared with the newest: more say nothing new."""
 
 
 class _Alike:
     """Starts whose flags say the same to memory, the fraction apart, as they are asked for by their fraction.
 
-    ``last`` are those since the newest that came up, itself first. ``newest`` is the newest figure of each kind with
-    the place of its start in time, ``figures`` are all of them. ``served`` are prompts that passed, without those that
-    another one proves as well.
+    ``last`` are those since the newest that came up, itself first. ``figures`` are the newest few of each kind that
+    starts which came up measured, with the place of the start in time. ``served`` are prompts that passed, without
+    those that another one proves as well.
     """
 
     def __init__(self, flags: Flags) -> None:
@@ -56,8 +60,7 @@ class _Alike:
         self.came_up = False
         self.last: dict[float, list[tuple[int, Observation]]] = {}
         self.died_at_load: list[tuple[int, Observation]] = []
-        self.newest: dict[float, dict[str, tuple[int, Any]]] = {}
-        self.figures: dict[float, list[tuple[int, str, Any]]] = {}
+        self.figures: dict[float, dict[str, deque[tuple[int, Any]]]] = {}
         self.served: list[tuple[Observation, Verification]] = []
 
     def add(self, place: int, start: Observation, *, answers: bool) -> None:
@@ -73,18 +76,24 @@ class _Alike:
         if not answers:
             return
         if start.came_up and fraction is not None:
-            newest, figures = self.newest.setdefault(fraction, {}), self.figures.setdefault(fraction, [])
+            figures = self.figures.setdefault(fraction, {})
             told = {
                 "start": start,
                 "pool": start.measurements.pool_tokens if (start.measurements.pool_tokens or 0) > 0 else None,
                 "ready": usable_free(start, start.measurements.free_at_ready_gib),
                 "sampled": max(_befores(start), default=None) if start.verifications else None,
             }
-            newest.update({name: (place, value) for name, value in told.items() if value is not None})
-            figures += [(place, name, value) for name, value in told.items() if value is not None]
+            for name, value in told.items():
+                if value is not None:
+                    figures.setdefault(name, deque(maxlen=_MOST_FIGURES)).append((place, value))
         for check in start.verifications:
             if was_served(check) and not any(_proves(by, other, start, check) for by, other in self.served):
                 self.served.append((start, check))
+
+
+def _in_order(groups: Sequence[Mapping[str, Iterable[tuple[int, Any]]]], kind: str) -> tuple[Any, ...]:
+    """Return the figures of one kind that some groups of starts measured, oldest first."""
+    return tuple(value for _, value in merge(*(group.get(kind, ()) for group in groups), key=itemgetter(0)))
 
 
 def _rounded(fraction: float | None) -> float | None:
@@ -131,6 +140,11 @@ class History:
         return next(usable, None)
 
     @cached_property
+    def limited(self) -> Observation | None:
+        """The newest live start that came up and printed the longest prompt that it takes."""
+        return next((s for s in reversed(self.starts) if s.came_up and s.measurements.longest_prompt_tokens), None)
+
+    @cached_property
     def _alike(self) -> list[_Alike]:
         found: dict[tuple[tuple[str, Scalar], ...], _Alike] = {}
         apart = NO_MEMORY_FLAGS | {FRACTION_FLAG[self.engine.name]}
@@ -144,24 +158,22 @@ class History:
     def measured(self, flags: Flags) -> Measured | None:
         """Return what live starts that came up under these very flags measured; the newest's figure each."""
         fraction = _rounded(as_number(flags.get(FRACTION_FLAG[self.engine.name])))
-        newest: dict[str, tuple[int, Any]] = {}
-        figures: list[tuple[int, str, Any]] = []
-        for alike in self._alike:
-            if fraction in alike.newest and self._is_same(alike.flags, flags):
-                figures += alike.figures[fraction]
-                for name, figure in alike.newest[fraction].items():
-                    newest[name] = max(newest.get(name, figure), figure, key=itemgetter(0))
-        if not newest:
+        same = [
+            alike.figures[fraction]
+            for alike in self._alike
+            if fraction in alike.figures and self._is_same(alike.flags, flags)
+        ]
+        if not same:
             return None
-        found = {name: value for name, (_, value) in newest.items()}
-        figures.sort(key=itemgetter(0))
-        free = "ready" if "ready" in found else "sampled"
+        newest = max((figures["start"][-1] for figures in same), key=itemgetter(0))[1]
+        pools = _in_order(same, "pool")
+        free_gib = _in_order(same, "ready") or _in_order(same, "sampled")
         return Measured(
-            newest=found["start"],
-            pool_tokens=found.get("pool"),
-            free_at_ready_gib=found.get(free),
-            pools=tuple(value for _, name, value in figures if name == "pool"),
-            free_gib=tuple(value for _, name, value in figures if name == free),
+            newest=newest,
+            pool_tokens=pools[-1] if pools else None,
+            free_at_ready_gib=free_gib[-1] if free_gib else None,
+            pools=pools,
+            free_gib=free_gib,
         )
 
     def forbidden(

@@ -88,7 +88,7 @@ class Need(Protocol):
 class Measured:
     """What live starts under the very same flags measured; the newest's figure each. None is not measured.
 
-    ``pools`` and ``free_gib`` are the figures of all of them, oldest first.
+    ``pools`` and ``free_gib`` are the figures of the newest of them, oldest first.
     """
 
     newest: Observation
@@ -132,6 +132,10 @@ class YieldModel(Protocol):
     def starts(self) -> Sequence[Observation]: ...
     @property
     def runs(self) -> Observation | None: ...
+    @property
+    def limited(self) -> Observation | None:
+        """The newest live start that came up and printed the longest prompt that it takes."""
+
     @property
     def relatives(self) -> Sequence[YieldModel]:
         """Deployments of the pair that differ in what moves the line's start alone, and answer for their own flags."""
