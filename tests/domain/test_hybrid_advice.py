@@ -10,7 +10,7 @@ import pytest
 from domain.real_starts import observe
 from kvyield_server.domain.advice.recommend import recommend
 from kvyield_server.domain.answers import Question, Status
-from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation
+from kvyield_server.domain.facts.observation import Engine, EngineName, Hardware, Model, Observation, Outcome
 from kvyield_server.domain.model.fit import DeploymentFit, PairEvidence, fit_pair
 
 H200 = Hardware(gpu="NVIDIA H200", gpu_count=1, memory_gib=140.4)
@@ -131,3 +131,48 @@ def test_vllms_hybrid_is_advised_at_its_own_longest_request() -> None:
     assert advice.flags["max_model_len"] == 131072
     assert advice.prediction.pool_tokens is not None
     assert advice.prediction.pool_tokens.median >= 200_000
+
+
+def qwen36(model: str = "qwen3.6-27b-autoround-int4", **ended: Any) -> Observation:
+    """Return a start of a public report: Qwen3.6-27B on two RTX 3090 with room for 2.34 requests of 262,144 tokens."""
+    return observe(
+        "qwen36",
+        1,
+        hardware=Hardware(gpu="NVIDIA GeForce RTX 3090", gpu_count=2, memory_gib=23.56),
+        model=Model(name=model),
+        engine=Engine(name=EngineName.VLLM, version="0.23.1"),
+        flags={
+            "gpu_memory_utilization": 0.95,
+            "max_model_len": 262144,
+            "max_num_seqs": 2,
+            "max_num_batched_tokens": 8192,
+            "tensor_parallel_size": 2,
+            "kv_cache_dtype": "fp8_e5m2",
+        },
+        pool_tokens=612_157,
+        kv_cache_gib=10.85,
+        **ended,
+    )
+
+
+def test_no_sentence_says_that_the_context_does_not_move_a_pool_counted_in_requests() -> None:
+    """vLLM counts a hybrid's pool in requests of the context length, so a longer one is another pool."""
+    question = Question(target_tokens=300_000)
+    hybrid, plain = (recommend(fitted(qwen36(model)), question) for model in ("qwen3.6-27b", "qwen3-32b"))
+    code = "context_length_does_not_grow_pool"
+    (said,), (unsaid,) = ([c for c in it.changes if c.flag == "max_model_len"] for it in (plain, hybrid))
+    assert code in {caution.code for caution in plain.warnings}
+    assert code not in {caution.code for caution in hybrid.warnings}
+    assert said.reason == f"{unsaid.reason}; it does not grow the pool"
+    assert "does not affect" not in hybrid.explanation
+
+
+def test_a_lever_that_cuts_the_context_says_so() -> None:
+    """A lower fraction whose pool no longer holds a request of the context length has its price."""
+    died = qwen36(outcome=Outcome.OOM_RUNTIME)
+    advice = recommend(fitted(died), Question(target_tokens=88_000))
+    assert advice.flags["max_model_len"] == 262144
+    cut = [lever for lever in advice.alternatives if "max_model_len" in lever.flags]
+    assert cut
+    assert all("longer requests are refused" in lever.cost for lever in cut)
+    assert any(lever.cost.endswith("suffice; longer requests are refused") for lever in cut)

@@ -252,3 +252,32 @@ def test_a_ready_server_tells_its_port(words: str) -> None:
     assert only(lines).flags["port"].value == 8013
     given = only(["non-default args: {'model': 'm', 'port': 9000}", *lines])
     assert given.flags["port"].value == 9000
+
+
+@pytest.mark.parametrize(
+    ("version", "printed", "length", "times", "tokens"),
+    [
+        ("0.20.1rc1.dev16+g7a1eb8ac2", 67_728, 180_000, "1.06", 189_900),  # Qwen3.6-27B on two RTX 4090
+        ("0.19.1", 290_864, 32_768, "33.04", 1_082_490),  # vLLM issue 40691
+        ("0.19.1", 67_728, 180_000, "1.00", 180_000),  # it started, so one request fits
+        ("0.9.2", 122_880, 4_096, "30.00", 122_880),
+        ("0.9.2", 124_000, 4_100, "30.13", 124_000),  # whole blocks per request: no more than decimals
+        ("0.21.0", 67_728, 180_000, "1.06", 67_728),  # one of the two lines was damaged
+        ("0.20.0", 122_880, 4_096, "3000.00", 122_880),
+        ("0.20.0", 2_368, 16_000, "0.15", 2_368),
+    ],
+)
+def test_the_pool_of_a_hybrid_model_is_what_requests_hold(
+    version: str, printed: int, length: int, times: str, tokens: int
+) -> None:
+    """Before 0.21 the size that vLLM printed of a hybrid model was that of one group of its layers."""
+    start = only(
+        [
+            f"Initializing a V1 LLM engine (v{version}) with config: model='m', max_seq_len={length})",
+            "Available KV cache memory: 9.74 GiB",
+            f"GPU KV cache size: {printed:,} tokens",
+            f"Maximum concurrency for {length:,} tokens per request: {times}x",
+        ]
+    )
+    assert values(start)["pool_tokens"] == tokens
+    assert f"{printed:,}" in start.measurements["pool_tokens"].source

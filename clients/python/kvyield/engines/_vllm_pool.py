@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from kvyield.engines import _vllm_lines as lines
+from kvyield.engines._defaults import parse_version
 from kvyield.engines._engine import source
 from kvyield.engines._prefix import Record
 from kvyield.engines._start import Sourced
@@ -20,6 +21,10 @@ BLOCK_SIZES = (8, 16, 32, 64, 128, 256)
 MOST_PROCESSES = 4096
 PRINTED_GIB = 0.005
 SAME_GIB = 0.0101
+ALL_GROUPS_VERSION = (0, 21, 0)
+MOST_GROUPS, SAME_POOL = 16.0, 1.05
+"""What requests hold is this many times the size printed: at most a hybrid's groups; less is whole blocks, decimals."""
+PRINTED_TIMES = 0.005
 BYTES_A_GIB = 1 << 30
 _RANK = re.compile(r"\brank=(\d{1,6})\b")
 _PART_OF_RANK = re.compile(r"(DP|PP|TP)(\d{1,6})(?![a-z0-9])")
@@ -27,9 +32,13 @@ _PART_OF_RANK = re.compile(r"(DP|PP|TP)(\d{1,6})(?![a-z0-9])")
 
 @dataclass
 class Process:
-    """GiB, tokens and blocks that one process printed, the last of each; ``summed`` weights have two decimals only."""
+    """GiB, tokens and blocks that one process printed, the last of each; ``summed`` weights have two decimals only.
+
+    ``together`` is how many requests of a length its pool holds at the same time.
+    """
 
     tokens: Sourced | None = None
+    together: tuple[int, float, str] | None = None
     blocks: Sourced | None = None
     profiled_blocks: Sourced | None = None
     kv: Sourced | None = None
@@ -46,7 +55,6 @@ class VllmMemory:
     def __init__(self) -> None:
         self.processes: dict[str, Process] = {}
         self.estimate: float | None = None
-        self.concurrency: tuple[int, float] | None = None
         self.fitted: Sourced | None = None
 
     def of(self, record: Record) -> Process:
@@ -86,7 +94,7 @@ class VllmMemory:
         found = [self._pool_gib(record, text), self._pool_tokens(record, text), self._pool_blocks(record, text)]
         together = lines.CONCURRENCY.search(text)
         if together:
-            self.concurrency = (count(together[1]), float(together[2]))
+            self.of(record).together = count(together[1]), float(together[2]), source(record)
         return any(found) or together is not None
 
     def _pool_gib(self, record: Record, text: str) -> bool:
@@ -174,7 +182,7 @@ class VllmMemory:
         nearest = [name for name, gap in gaps.items() if gap <= SAME_GIB and gap == min(gaps.values())]
         return nearest[0] if len(nearest) == 1 else None
 
-    def conclude(self, block_size: int | None) -> dict[str, Sourced]:
+    def conclude(self, block_size: int | None, version: str) -> dict[str, Sourced]:
         """The measurements: least pool and free memory; weights, graphs and total of the process that binds, else the
         largest weights and graphs.
         """
@@ -182,7 +190,7 @@ class VllmMemory:
         name = self.binding()
         bound = [self.processes[name]] if name is not None else []
         found = {
-            "pool_tokens": _least([one.tokens for one in all_of]) or self._tokens_of_blocks(block_size, "blocks"),
+            "pool_tokens": self._pool_of_requests(version) or self._tokens_of_blocks(block_size, "blocks"),
             "uncapped_pool_tokens": self._tokens_of_blocks(block_size, "profiled_blocks"),
             "kv_cache_gib": _least([one.kv for one in all_of]),
             "weights_gib": _weights(bound) or _weights(all_of),
@@ -192,6 +200,29 @@ class VllmMemory:
             "fitted_max_model_len": self.fitted,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def concurrency(self) -> tuple[int, float, str] | None:
+        """How many requests of a length fit at the same time, of the process where fewest do."""
+        return min(filter(None, (one.together for one in self.processes.values())), key=lambda it: it[1], default=None)
+
+    def _pool_of_requests(self, version: str) -> Sourced | None:
+        """The pool as vLLM counts it since 0.21: what requests of the context length hold together.
+
+        Before, the size printed for a hybrid model was that of one group of its layers, a fraction of what it holds
+        (67,728 tokens where 1.06 requests of 180,000 fit); the line of concurrency was right in all versions.
+        """
+        size, together, release = _least([one.tokens for one in self.processes.values()]), self.concurrency, None
+        if size is None or together is None or (release := parse_version(version)) is None:
+            return size
+        length, times, where = together
+        printed, held = int(str(size.value)), times * length
+        if release >= ALL_GROUPS_VERSION or times < 1.0 or not SAME_POOL < held / max(printed, 1) <= MOST_GROUPS:
+            return size
+        tokens = max(length, int(held - PRINTED_TIMES * length))
+        return Sourced(
+            tokens, f"{where} ({times} × {length:,}; the size printed, {printed:,}, is of one group of layers)"
+        )
 
     def _tokens_of_blocks(self, block_size: int | None, kind: str) -> Sourced | None:
         blocks = _least([getattr(one, kind) for one in self.processes.values()])
@@ -205,7 +236,7 @@ class VllmMemory:
         if block_size:
             return block_size, "block_size"
         if self.concurrency and blocks:
-            length, times = self.concurrency
+            length, times, _ = self.concurrency
             for size in BLOCK_SIZES:
                 if abs(blocks * size / length - times) <= 0.0051 + 1e-9:
                     return size, "as the concurrency line implies"

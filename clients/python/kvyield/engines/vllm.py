@@ -293,12 +293,13 @@ class VllmReader(StartReader):
         """Sum up the processes, and fill defaults where all arguments that differ from them were read."""
         block = self.start.flags.get("block_size")
         size = block.value if block and isinstance(block.value, int) and block.value > 0 else None
-        for name, value in self.memory.conclude(size).items():
+        told = self.start.facts.get("engine_version")
+        version = str(told.value) if told else ""
+        for name, value in self.memory.conclude(size, version).items():
             self.take(name, value)
         self._refused_rank()
-        version = self.start.facts.get("engine_version")
-        if self.args_known and version:
-            for name, default in vllm_defaults(str(version.value)).items():
+        if self.args_known:
+            for name, default in vllm_defaults(version).items():
                 if name not in self.start.flags:
                     self.flag(name, default, "default")
 

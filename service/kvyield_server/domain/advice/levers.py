@@ -24,7 +24,7 @@ from kvyield_server.domain.facts.deployment import requests_move_pool
 from kvyield_server.domain.facts.layout import parallel_layout
 from kvyield_server.domain.facts.model_config import is_latent_attention
 from kvyield_server.domain.facts.observation import EngineName, Observation, Scalar
-from kvyield_server.domain.facts.scalars import is_on
+from kvyield_server.domain.facts.scalars import as_number, is_on
 
 _LEAST_GAIN = 0.005
 _LEAST_CHANCE = 0.001
@@ -35,6 +35,7 @@ _AROUND = 60
 _SPECULATIVE_REQUESTS, _FEWEST_REQUESTS = 48, 2048
 """SGLang's own running requests with and without a draft model, where none are set."""
 _FREE = "no loss of quality or speed"
+_REFUSED = "longer requests are refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +103,20 @@ def _solved(case: Case, choice: Choice, candidate: _Candidate) -> Choice | None:
 
 def _lever(choice: Choice, candidate: _Candidate, best: Choice) -> Lever:
     moved = {key: value for key, value in best.flags.items() if choice.flags.get(key) != value}
+    context = best.option.case.names.context
+    is_cut = context in moved and context not in candidate.flags and _is_less(moved[context], choice.flags.get(context))
     return Lever(
         flags={**candidate.flags, **moved},
         gain_tokens=round(best.predicted_tokens - choice.predicted_tokens),
         gain_gib=round(best.predicted_headroom_gib - choice.predicted_headroom_gib, 2),
         joint=round(best.chance, 3),
-        cost=candidate.cost,
+        cost=f"{candidate.cost}; {_REFUSED}" if is_cut else candidate.cost,
     )
+
+
+def _is_less(value: Scalar, than: Scalar) -> bool:
+    one, other = as_number(value), as_number(than)
+    return one is not None and (other is None or one < other)
 
 
 def lighter_use_of(case: Case, start: Observation) -> tuple[Lever, ...]:
@@ -177,7 +185,7 @@ def _lighter_use(case: Case, flags: dict[str, Scalar]) -> Iterator[_Candidate]:
             yield _Candidate({key: less}, cost, weight)
     needed, admitted = context_needed(case.engine, case.question), context_of(case, flags)
     if names.context not in case.held and admitted is not None and admitted > needed:
-        yield _Candidate({names.context: needed}, "longer requests are refused", 1.0)
+        yield _Candidate({names.context: needed}, _REFUSED, 1.0)
 
 
 def _requests(case: Case, flags: dict[str, Scalar]) -> int | None:

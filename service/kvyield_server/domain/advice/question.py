@@ -9,6 +9,7 @@ from kvyield_server.domain.answers import Question
 from kvyield_server.domain.engines.registry import NAMES, number, positive, translated
 from kvyield_server.domain.engines.sglang import RESERVED_TOKENS
 from kvyield_server.domain.engines.spec import EngineSpec
+from kvyield_server.domain.facts.deployment import requests_move_pool
 from kvyield_server.domain.facts.observation import LARGEST_FRACTION, EngineName, Flags, Observation, Scalar
 from kvyield_server.domain.facts.versions import plain_version
 from kvyield_server.domain.model.interface import YieldModel
@@ -113,6 +114,11 @@ def context_of(case: Case, flags: Flags) -> int | None:
 def fits_its_context(case: Case, flags: Flags) -> bool:
     """Tell whether the engine fits the context length to the pool: vLLM does for -1 and ``auto``."""
     return case.engine is EngineName.VLLM and flags.get(case.names.context) in (-1, "-1", "auto")
+
+
+def context_moves_pool(case: Case, flags: Flags) -> bool:
+    """Tell whether the context length moves the pool as vLLM counts it: in requests, or after the longest prompt."""
+    return case.engine is EngineName.VLLM and requests_move_pool(case.model.model, case.model.engine, flags)
 
 
 def begun_flags(case: Case) -> dict[str, Scalar]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvyield_server.domain.advice.grid import Choice
-from kvyield_server.domain.advice.question import Case, context_needed, context_of, fits_its_context
+from kvyield_server.domain.advice.question import (
+    Case,
+    context_moves_pool,
+    context_needed,
+    context_of,
+    fits_its_context,
+)
 from kvyield_server.domain.answers import Caution, Change
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.observation import EngineName, Observation, Phase
@@ -54,7 +60,8 @@ def _context_length(case: Case, choice: Choice, changes: Sequence[Change]) -> It
     must_grow = runs is not None and choice.option.needed_tokens > runs
     changed = any(change.flag == name for change in changes)
     lengths = {start.flags[name] for start in starts if name in start.flags}
-    if changed or must_grow or name in case.held or len(lengths) > 1:
+    is_of_interest = changed or must_grow or name in case.held or len(lengths) > 1
+    if is_of_interest and not context_moves_pool(case, case.model.flags):
         yield Caution(
             code="context_length_does_not_grow_pool",
             detail=f"{name} only limits the length of one request: it does not grow the pool{_unmoved(starts, name)}. "

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 from kvyield_server.domain.advice.grid import Choice
-from kvyield_server.domain.advice.question import Case, anchor_flags, input_limit
+from kvyield_server.domain.advice.question import Case, anchor_flags, context_moves_pool, input_limit
 from kvyield_server.domain.advice.render import command_line, flag_words
 from kvyield_server.domain.answers import Advice, Basis, Headline, HeadlineCode, Status, percent
 from kvyield_server.domain.engines.registry import positive
@@ -92,7 +92,8 @@ def _reason_of_context(case: Case, choice: Choice) -> str:
             else "the pool must hold one such request"
         )
         return f"lowered to what a prompt of {target:,} tokens needs: {cost}"
-    return f"admits a prompt of {target:,} tokens; it does not grow the pool"
+    effect = "" if context_moves_pool(case, choice.flags) else "; it does not grow the pool"
+    return f"admits a prompt of {target:,} tokens{effect}"
 
 
 def explanation(case: Case, choice: Choice, answer: Advice, *, is_kept: bool, first: str) -> str:
