@@ -133,7 +133,7 @@ def test_vllms_hybrid_is_advised_at_its_own_longest_request() -> None:
     assert advice.prediction.pool_tokens.median >= 200_000
 
 
-def qwen36(model: str = "qwen3.6-27b-autoround-int4", **ended: Any) -> Observation:
+def qwen36(model: str = "qwen3.6-27b-autoround-int4", pool_tokens: int = 612_157, **ended: Any) -> Observation:
     """Return a start of a public report: Qwen3.6-27B on two RTX 3090 with room for 2.34 requests of 262,144 tokens."""
     return observe(
         "qwen36",
@@ -149,7 +149,7 @@ def qwen36(model: str = "qwen3.6-27b-autoround-int4", **ended: Any) -> Observati
             "tensor_parallel_size": 2,
             "kv_cache_dtype": "fp8_e5m2",
         },
-        pool_tokens=612_157,
+        pool_tokens=pool_tokens,
         kv_cache_gib=10.85,
         **ended,
     )
@@ -158,13 +158,18 @@ def qwen36(model: str = "qwen3.6-27b-autoround-int4", **ended: Any) -> Observati
 def test_no_sentence_says_that_the_context_does_not_move_a_pool_counted_in_requests() -> None:
     """vLLM counts a hybrid's pool in requests of the context length, so a longer one is another pool."""
     question = Question(target_tokens=300_000)
-    hybrid, plain = (recommend(fitted(qwen36(model)), question) for model in ("qwen3.6-27b", "qwen3-32b"))
+    alias, hybrid, plain = (
+        recommend(fitted(qwen36(*start)), question)
+        for start in (("served", 612_157), ("qwen3.6-27b", 612_160), ("served", 612_160))
+    )
     code = "context_length_does_not_grow_pool"
     (said,), (unsaid,) = ([c for c in it.changes if c.flag == "max_model_len"] for it in (plain, hybrid))
     assert code in {caution.code for caution in plain.warnings}
     assert code not in {caution.code for caution in hybrid.warnings}
     assert said.reason == f"{unsaid.reason}; it does not grow the pool"
     assert "does not affect" not in hybrid.explanation
+    assert "does not affect" in plain.explanation
+    assert alias.explanation == recommend(fitted(qwen36("qwen3.6-27b")), question).explanation
 
 
 def test_a_lever_that_cuts_the_context_says_so() -> None:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from math import ceil, hypot
 
+from kvyield_server.domain.engines.vllm import LENGTH_DEFINITION
 from kvyield_server.domain.facts.layout import ParallelLayout, parallel_layout
 from kvyield_server.domain.facts.model_config import ModelShape, flat_facts, keeps_8bit_kv, keeps_states, read_shape
 from kvyield_server.domain.facts.observation import Engine, EngineName, Facts, Flags, Model
@@ -28,8 +29,6 @@ SCALED_LATENT_BYTES = 656
 QUANT_POLICIES = {"0": "auto", "4": "int4", "8": "int8"}
 """LMDeploy's ``quant_policy``; beside each head's 8 or 4 bits it keeps a 16-bit scale and zero point."""
 QUANT_POLICY_BYTES = {"int8": 1.0 + 4 / 128, "int4": 0.5 + 4 / 128}
-LENGTH_DEFINITION = (0, 20, 0, 99)
-"""vLLM up to 0.20 counts a hybrid's tokens as blocks of all groups, later ones as concurrency times longest request."""
 HYBRID_SD = 0.05
 
 SPECULATION = ("speculative_algorithm", "speculative_config", "speculative_model", "speculative_draft_model_path")

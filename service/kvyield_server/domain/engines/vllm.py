@@ -5,6 +5,8 @@ Sources: vLLM's worker and KV cache planning from 0.9.2 to 0.33.0.
 
 from __future__ import annotations
 
+from math import ceil
+
 from kvyield_server.domain.engines.spec import EngineSpec
 from kvyield_server.domain.facts.devices import usable_memory
 from kvyield_server.domain.facts.observation import Flags, Hardware
@@ -68,6 +70,30 @@ def whole_prompt_tokens(version: str | None, flags: Flags) -> int | None:
     if is_chunked is None:
         is_chunked = release is None or release >= (0, 8, 0, 0) or length > LONGEST_WITHOUT_CHUNKS
     return None if is_on(is_chunked) else max(length, FEWEST_BATCHED_TOKENS)
+
+
+LENGTH_DEFINITION = (0, 20, 0, 99)
+"""vLLM up to 0.20 counts a hybrid's tokens as blocks of all groups, later ones as concurrency times longest request."""
+_BLOCK_SIZES = (16, 32, 64, 128, 256)
+
+
+def is_counted_in_requests(version: str | None, flags: Flags, pool_tokens: int) -> bool:
+    """Tell whether a pool shows that some layers do not keep every token: it is no whole number of blocks.
+
+    Since 0.21 vLLM prints how many requests of the context length fit, times that length, cut to a whole number
+    (``get_kv_cache_capacity``): of a model whose layers all keep every token that is whole blocks.
+    """
+    release, context = parse_version(version), as_count(flags.get("max_model_len"))
+    if release is None or release <= LENGTH_DEFINITION or context is None or pool_tokens < context:
+        return False
+    given = as_count(flags.get("block_size"))
+    return not any(_is_whole(pool_tokens, context, block) for block in ((given,) if given else _BLOCK_SIZES))
+
+
+def _is_whole(pool_tokens: int, context: int, block: int) -> bool:
+    """Tell whether a printed pool is whole blocks, less at most the token that was cut."""
+    per_block = context / ceil(context / block)
+    return ceil(pool_tokens / per_block - 1e-6) * per_block - pool_tokens < 1.0 + 1e-6
 
 
 def default_sequences(hardware: Hardware) -> int:

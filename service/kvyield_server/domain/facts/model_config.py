@@ -19,6 +19,8 @@ STATEFUL_NAMES = (
     *("minimax-text-01", "minimax-m1", "gpt-oss", "gpt_oss", "gemma-2", "gemma2", "gemma-3", "gemma3"),
 )
 """Models that keep windows or states beside some of their tokens, where no config says it."""
+STATES_FACT = "pools_show_states"
+"""A fact that no config states: what the pools of the pair's starts tell."""
 RECURRENT_KINDS = frozenset({"linear_attention", "mamba", "mamba2", "recurrent", "conv", "gdn", "kda"})
 WINDOW_KINDS = frozenset({"sliding_attention", "sliding_window", "chunked_attention", "local", "window"})
 
@@ -98,7 +100,7 @@ def _context_length(config: Facts) -> int | None:
 
 def keeps_states(model: Model) -> bool:
     """Tell whether requests hold memory beside their tokens: windows, recurrent states, or DeepSeek V4's own."""
-    return read_shape(model.facts).is_hybrid or _is_named(model, STATEFUL_NAMES)
+    return read_shape(model.facts).is_hybrid or _is_named(model, STATEFUL_NAMES) or is_on(model.facts.get(STATES_FACT))
 
 
 def has_token_price(model: Model) -> bool:

@@ -15,8 +15,10 @@ from kvyield_server.domain.answers import Caution, EvidenceItem
 from kvyield_server.domain.engines.fraction_share import is_sized_after_capture
 from kvyield_server.domain.engines.registry import NAMES, number
 from kvyield_server.domain.engines.token_cost import speculation
+from kvyield_server.domain.engines.vllm import is_counted_in_requests
 from kvyield_server.domain.facts.devices import free_before_load, has_unified_memory
 from kvyield_server.domain.facts.layout import parallel_layout
+from kvyield_server.domain.facts.model_config import STATES_FACT
 from kvyield_server.domain.facts.observation import (
     FRACTION_FLAG,
     NO_MEMORY_FLAGS,
@@ -308,6 +310,19 @@ def counted_once(starts: Iterable[Observation]) -> tuple[Observation, ...]:
         known = kept.get(key)
         kept[key] = start if known is None else _united(known, start)
     return tuple(kept.values())
+
+
+def states_told(starts: tuple[Observation, ...]) -> tuple[Observation, ...]:
+    """Return the starts; where most of their pools show that the model keeps states, with that among its facts."""
+    counted = [
+        is_counted_in_requests(start.engine.version, start.flags, start.measurements.pool_tokens)
+        for start in starts
+        if start.engine.name is EngineName.VLLM and start.measurements.pool_tokens
+    ]
+    if 2 * sum(counted) <= len(counted):
+        return starts
+    facts = {STATES_FACT: True}
+    return tuple(replace(s, model=replace(s.model, facts={**s.model.facts, **facts})) for s in starts)
 
 
 def _named_by_cause(start: Observation) -> Observation:

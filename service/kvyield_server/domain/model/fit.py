@@ -59,6 +59,7 @@ from kvyield_server.domain.model.evidence import (
     impossible_figures,
     is_death,
     is_no_lighter,
+    states_told,
 )
 from kvyield_server.domain.model.free_memory import FreeMemory, fit_free_memory
 from kvyield_server.domain.model.history import History
@@ -129,7 +130,7 @@ def fit_pair(evidence: PairEvidence) -> PairFit:
     """Fit every deployment of a pair. The order of the observations does not matter."""
     if not evidence.observations:
         return PairFit(())
-    starts = counted_once(evidence.observations)
+    starts = states_told(counted_once(evidence.observations))
     hardware, model = _merged(starts)
     with _strict_arithmetic():
         groups = group_starts(starts)
