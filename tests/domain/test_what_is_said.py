@@ -176,12 +176,20 @@ def test_the_nearest_to_a_target_out_of_reach_is_a_pool_of_some_size() -> None:
 
 
 def test_without_any_pool_the_answer_does_not_speak_of_one() -> None:
-    """A ledger of a start that failed before its pool is asked for one that came up."""
-    failed = replace(
-        kimi(1, 0.9), outcome=Outcome.OOM_STARTUP, measurements=Measurements(), failure=Failure(phase=Phase.POOL)
-    )
-    advice = recommend(only(failed), Question(target_tokens=100_000))
-    assert advice.headline.text.startswith("Not enough evidence. No start that was posted shows a pool.")
+    """A ledger of a start that failed before its pool is told what to try next, and asked for one that came up."""
+    bare = replace(kimi(1, 0.9), measurements=Measurements())
+    for outcome, phase, told in (
+        (Outcome.OOM_STARTUP, Phase.POOL, "ran out of GPU memory after the weights were loaded: try a smaller mem_f"),
+        (Outcome.OOM_STARTUP, Phase.LOAD, "ran out of GPU memory before it had a pool: no mem_fraction_static helps"),
+        (Outcome.REFUSED, Phase.POOL, "was refused for want of a pool: try a larger mem_fraction_static."),
+        (Outcome.FAILED, Phase.POOL, ""),
+    ):
+        failed = replace(bare, outcome=outcome, failure=Failure(phase=phase))
+        text = recommend(only(failed), Question(target_tokens=100_000)).headline.text
+        newest = f" The newest, at 0.9, {told}" if told else " Post the log of a start that came up"
+        assert text.startswith(f"Not enough evidence. No start that was posted shows a pool.{newest}")
+    others = replace(bare, outcome=Outcome.OOM_STARTUP, measurements=Measurements(free_before_load_gib=40.0))
+    assert "free that first." in recommend(only(others), Question(target_tokens=100_000)).explanation
 
 
 def test_no_pool_below_a_death_is_said() -> None:

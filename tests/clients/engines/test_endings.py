@@ -207,7 +207,13 @@ def test_another_process_that_is_killed_is_not_the_engine():
 
 @pytest.mark.parametrize(
     ("component", "phase"),
-    [("Model", "load"), ("KV cache", "pool"), ("Additional executor resources", "graph_capture")],
+    [
+        ("Model", "load"),
+        ("Initial KV cache (temporary for KV cache size estimation)", "load"),
+        ("Additional executor resources (temporary for KV cache size estimation)", "load"),
+        ("KV cache", "pool"),
+        ("Additional executor resources", "graph_capture"),
+    ],
 )
 def test_what_tensorrt_could_not_create_tells_the_phase(component, phase):
     """The lines below the failure name the component, the GPU's total and what was free."""
@@ -217,11 +223,16 @@ def test_what_tensorrt_could_not_create_tells_the_phase(component, phase):
         f"The following component could not be created: {component}",
         "Total GPU memory (GiB): 95.00",
         "Free GPU memory before component creation attempt (GiB): 16.95",
+        "",
+        "Previously created components and free GPU memory before/after creation (GiB):",
+        "Model: 94.30 / 47.83",
+        "Sampler: 47.83 / 47.83",
     )
     lines = [line for line in log_of("tensorrt-llm", "graph_capture", Ending("", told, None)) if b"31.84" not in line]
     start = only(lines)
     assert said(start) == ("oom_startup", phase, "gpu_memory")
     assert figures(start) == {"free_gib": 16.95, "device_memory_gib": 95.0}
+    assert start.measurements["free_before_load_gib"].value == 94.3
 
 
 @given(

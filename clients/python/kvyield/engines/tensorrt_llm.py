@@ -10,7 +10,7 @@ import re
 from kvyield.engines._engine import Engine, Role, StartReader, Surroundings, source
 from kvyield.engines._literals import call_fields, scalar
 from kvyield.engines._prefix import Record, parse_time
-from kvyield.engines._start import Sourced
+from kvyield.engines._start import Phase, Sourced
 from kvyield.engines._text import any_of, quote
 
 LONGEST_LINE = 4000
@@ -45,9 +45,8 @@ _LIMITS = re.compile(r"(?<!\w)max_seq_len=\d{1,12}\b.{0,80}?\bmax_num_tokens=\d"
 _LIMIT = re.compile(r"(?<!\w)(max_seq_len|max_num_tokens|max_batch_size|max_beam_width)=(\d{1,12})\b")
 _ADJUSTED = re.compile(r"\bAdjusted max_seq_len to (\d{1,12})\b")
 _PRINTED_WEIGHTS = re.compile(r"\bUse (\d+(?:\.\d+)?) GB for model weights\b")
-_COMPONENT = re.compile(
-    r"component could not be created: (?:.{0,20}(KV [Cc]ache)|(?:Model|Draft model)\b(?! resources))"
-)
+_COMPONENT = re.compile(r"component could not be created: (.{1,120})")
+_CREATED = re.compile(r"^\s*[Mm]odel: (\d+\.\d+) / (\d+\.\d+)\s*$")
 _CREATION = re.compile(r"\b(Total|Free) GPU memory (?:before component creation attempt )?\(GiB\): (\d+(?:\.\d+)?)")
 _GRAPHS = re.compile(r"Creating CUDA graph instances|CUDA graph warmup for batch size")
 _VERSION = re.compile(r"TensorRT-LLM version: (\d[\w.+\-]{0,60})")
@@ -87,12 +86,17 @@ class TensorRtReader(StartReader):
             self.read_problem(record, text)
 
     def _creation(self, record: Record, text: str) -> bool:
-        """The lines below "Executor creation failed", which tell the component, the total and what was free."""
-        component, figure, cause = _COMPONENT.search(text), _CREATION.search(text), self.problems.cause
-        if cause is None or cause.outcome != "oom_startup" or not (component or figure):
+        """The lines below "Executor creation failed": the component, the total, what was free, and around the model."""
+        component, figure, created = (pattern.search(text) for pattern in (_COMPONENT, _CREATION, _CREATED))
+        cause = self.problems.cause
+        if cause is None or cause.outcome != "oom_startup" or not (component or figure or created):
             return False
         if component:
-            cause.phase = "pool" if component[1] else "load"
+            cause.phase = _phase_of(component[1])
+        if created:
+            self.measure("free_before_load_gib", float(created[1]), source(record))
+            if "free_after_load_gib" not in self.start.measurements:
+                self.measure("free_after_load_gib", float(created[2]), source(record))
         if figure:
             name = "device_memory_gib" if figure[1] == "Total" else "free_gib"
             cause.evidence.setdefault(name, Sourced(float(figure[2]), source(record)))
@@ -171,6 +175,13 @@ class TensorRtReader(StartReader):
                 self.take("kv_cache_gib", gib)
 
 
+def _phase_of(component: str) -> Phase:
+    """The phase in which TensorRT-LLM creates a component; what is temporary comes before the fraction matters."""
+    if "temporary" in component or re.search(r"^(?:Model|Draft model)\b(?! resources)", component):
+        return "load"
+    return "pool" if "kv cache" in component.lower() else "graph_capture"
+
+
 def _role(text: str) -> Role | None:
     return "belongs" if _MINE.search(text, 0, LONGEST_LINE) else None
 
@@ -190,6 +201,7 @@ TENSORRT_LLM = Engine(
         b"ready to serve",
         b"CUDA graph",
         b"component could",
+        b"odel: ",
         b"GPU memory",
     ),
     role=_role,

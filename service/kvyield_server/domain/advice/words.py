@@ -11,8 +11,8 @@ from kvyield_server.domain.advice.render import command_line, flag_words
 from kvyield_server.domain.answers import Advice, Basis, Headline, HeadlineCode, Status, percent
 from kvyield_server.domain.engines.registry import positive
 from kvyield_server.domain.facts.deployment import requests_move_pool
-from kvyield_server.domain.facts.observation import EngineName, Flags
-from kvyield_server.domain.model.evidence import Label
+from kvyield_server.domain.facts.observation import EngineName, Flags, Outcome, Phase
+from kvyield_server.domain.model.evidence import Label, held_by_others
 from kvyield_server.domain.model.interface import Need
 
 MOST_NAMED = 8
@@ -135,14 +135,33 @@ def lack(case: Case, contradiction: str | None) -> str:
         )
     if not any(start.measurements.pool_tokens or start.measurements.kv_cache_gib for start in case.model.starts):
         return (
-            "No start that was posted shows a pool. Post the log of a start that came up, or the model's config.json "
-            "with the GPU's memory."
+            f"No start that was posted shows a pool.{_next_start(case)} Post the log of a start that came up, or the "
+            "model's config.json with the GPU's memory."
         )
     return (
         "One measured pool predicts no other fraction without the bytes per token and the memory. Post the log of a "
         "start with free memory before and after load; or the model's config.json with the GPU's memory; or a second "
         f"start that differs in {flag} alone."
     )
+
+
+def _next_start(case: Case) -> str:
+    """Return what the newest start, where it failed, says of the next one."""
+    newest = case.model.starts[-1]
+    if newest.came_up or newest.fraction is None:
+        return ""
+    flag, phase = case.fraction_flag, None if newest.failure is None else newest.failure.phase
+    if held_by_others(newest):
+        end = "began while another process held GPU memory: free that first"
+    elif newest.outcome is Outcome.REFUSED:
+        end = f"was refused for want of a pool: try a larger {flag}"
+    elif newest.death is None:
+        return ""
+    elif phase is Phase.LOAD:
+        end = f"ran out of GPU memory before it had a pool: no {flag} helps, but more GPUs, smaller chunks or a smaller checkpoint"
+    else:
+        end = f"ran out of GPU memory after the weights were loaded: try a smaller {flag}"
+    return f" The newest, at {newest.fraction:g}, {end}."
 
 
 def too_small(case: Case, fraction: float) -> str:
