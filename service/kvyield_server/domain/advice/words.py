@@ -158,7 +158,8 @@ def _next_start(case: Case) -> str:
     elif newest.death is None:
         return ""
     elif phase is Phase.LOAD:
-        end = f"ran out of GPU memory before it had a pool: no {flag} helps, but more GPUs, smaller chunks or a smaller checkpoint"
+        remedies = "more GPUs, smaller chunks or a smaller checkpoint"
+        end = f"ran out of GPU memory before it had a pool: no {flag} helps, but {remedies}"
     else:
         end = f"ran out of GPU memory after the weights were loaded: try a smaller {flag}"
     return f" The newest, at {newest.fraction:g}, {end}."
