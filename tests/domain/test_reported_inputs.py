@@ -31,6 +31,7 @@ from domain.ledgers import (
     words,
 )
 from kvyield_server.domain.answers import Status
+from kvyield_server.domain.facts.devices import has_unified_memory, usable_memory
 from kvyield_server.domain.facts.observation import (
     Engine,
     EngineName,
@@ -716,3 +717,21 @@ def test_measurements_have_all_that_the_inputs_need() -> None:
         *Measurements.__dataclass_fields__
     }
     assert codes(advise([on_line(1, 0.9)], 1_000)) is not None
+
+
+@pytest.mark.parametrize(
+    ("gpu", "gib"),
+    [
+        ("Orin (nvgpu)", None),  # sold with 4 to 64 GB under one name
+        ("NVIDIA Jetson Orin NX 16GB", None),
+        ("NVIDIA Jetson AGX Orin 64GB", 61.4),
+        ("NVIDIA GeForce RTX 5080", 15.48),
+        ("NVIDIA GB200", 184.0),
+        ("NVIDIA B200", 178.36),
+    ],
+)
+def test_a_name_of_several_sizes_tells_no_memory(gpu: str, gib: float | None) -> None:
+    """An Orin of 16 GB was taken for one of 64; all of them use the host's memory."""
+    found = usable_memory(Hardware(gpu=gpu, gpu_count=1))
+    assert (None if found is None else found.gib) == gib
+    assert has_unified_memory(Hardware(gpu=gpu, gpu_count=1)) is ("Orin" in gpu)

@@ -143,3 +143,18 @@ def test_a_model_whose_tokens_have_no_price_is_not_priced_by_a_refusal() -> None
     model = Model(name="deepseek-ai/DeepSeek-V4-Flash")
     refused = ledgers.start(1, 0.92, outcome="refused", engine=ledgers.VLLM, model=model, failure=failure)
     assert measured_price(refused) is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "share"),
+    [
+        ("turboquant_k8v4", 12.5),
+        ("turboquant_k3v4_nc", 7.5),
+        ("turboquant_4bit_nc", 8.5),
+        ("int8_per_token_head", 16.0),
+    ],
+)
+def test_named_bits_price_a_token(dtype: str, share: float) -> None:
+    """vLLM's smaller KV types are priced by the bits in their names and their scales, of 32 for bfloat16."""
+    whole, named = (cost(QWEN3_8B, "0.22.0", {"kv_cache_dtype": it}, EngineName.VLLM) for it in ("auto", dtype))
+    assert named / whole == pytest.approx(share / 32)

@@ -68,7 +68,11 @@ the pool by itself must be a number that counts."""
 
 KV_DTYPES: Mapping[EngineName, tuple[str, ...]] = {
     EngineName.SGLANG: ("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"),
-    EngineName.VLLM: ("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"),
+    EngineName.VLLM: (
+        *("auto", "float16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_inc", "fp8_ds_mla"),
+        *("int8_per_token_head", "fp8_per_token_head", "nvfp4"),
+        *("turboquant_k8v4", "turboquant_4bit_nc", "turboquant_k3v4_nc", "turboquant_3bit_nc"),
+    ),
     EngineName.TENSORRT_LLM: ("auto", "float16", "bfloat16", "fp8", "nvfp4", "int8"),
     EngineName.LMDEPLOY: ("auto", "0", "4", "8", "int4", "int8", "fp8"),
 }

@@ -281,3 +281,14 @@ def test_the_pool_of_a_hybrid_model_is_what_requests_hold(
     )
     assert values(start)["pool_tokens"] == tokens
     assert f"{printed:,}" in start.measurements["pool_tokens"].source
+
+
+def test_the_version_stands_in_the_banner() -> None:
+    """Newer versions draw their name in blocks and say which they are beside it."""
+    banner = [
+        "(APIServer pid=1) INFO 04-19 12:18:48 [utils.py:299]        █     █     █▄   ▄█",
+        "(APIServer pid=1) INFO 04-19 12:18:48 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.19.1rc1.dev391",
+        "(APIServer pid=1) INFO 04-19 12:18:48 [utils.py:299]   █▄█▀ █     █     █     █  model   /models/m",
+    ]
+    start = only([*banner, "non-default args: {'model': 'm'}", "Available KV cache memory: 3.81 GiB"])
+    assert start.facts["engine_version"].value == "0.19.1rc1.dev391"

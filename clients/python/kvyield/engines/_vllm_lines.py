@@ -19,7 +19,9 @@ _STAMP = re.compile(
 NON_DEFAULT = re.compile(r"non-default args: (\{)")
 NAMESPACE = re.compile(r"args: (?:Namespace|argparse\.Namespace)\(")
 CONFIG = re.compile(r"Initializing an? (?:V[01] )?LLM engine(?: \(v([^)\s]{1,60})\))? with config: ")
-SERVER_VERSION = re.compile(r"vLLM (?:API )?server version ([\w.+\-]{1,60})")
+BANNER = "█  version "
+SERVER_VERSION = re.compile(rf"(?:vLLM (?:API )?server version |{BANNER})([\w.+\-]{{1,60}})")
+"""The version stands in a line of its own, or beside the second line of the name drawn in blocks."""
 MODEL_LEN = re.compile(r"Using max model len (\d{1,12})\b")
 BATCHED = re.compile(r"Chunked prefill is enabled (?:with |\()max_num_batched_tokens=(\d{1,12})\b")
 LOADED = re.compile(rf"(?:Model loading took|Loading model weights took) {_GIB}")
@@ -94,7 +96,7 @@ MINE = any_of(
     r"non-default args: \{",
     r"args: (?:argparse\.)?Namespace\(",
     r"LLM engine(?: \(v[^)]{1,60}\))? with config: ",
-    r"vLLM (?:API )?server version|Starting vLLM|vLLM instance can use",
+    rf"vLLM (?:API )?server version|{BANNER}|Starting vLLM|vLLM instance can use",
     r"Model loading took|Loading model weights took|model weights take",
     r"Free memory on device|gpu_memory_utilization|[Dd]esired GPU memory utilization",
     r"reserved for KV Cache|Memory profiling results: total_gpu_memory=|# \w{2,8} blocks: |KV Cache: \d",

@@ -66,7 +66,7 @@ def levers(case: Case, choice: Choice) -> tuple[Lever, ...]:
         if best is None or gained < (_LEAST_GAIN if choice.binding is None else -1e-4):
             continue
         lever = _lever(choice, candidate, best)
-        is_of_use = gained >= _LEAST_GAIN or _helps(lever, choice.option.needed_tokens)
+        is_of_use = best.is_sensible and (gained >= _LEAST_GAIN or _helps(lever, choice.option.needed_tokens))
         achieved = round(best.chance, 3)
         if is_of_use and achieved >= _LEAST_CHANCE:
             ranked.append((achieved, -candidate.weight, lever))

@@ -35,6 +35,9 @@ SPECULATION = ("speculative_algorithm", "speculative_config", "speculative_model
 BLOCK_DRAFTS = ("dflash", "dspark")
 WITHOUT_WEIGHTS = ("", "ngram", "ngram_gpu", "suffix")
 """Speculation that is off or drafts from the text itself: no draft model, no layers of its own."""
+_TURBOQUANT = re.compile(r"turboquant_(?:k(\d)v(\d)|(\d)bit)")
+TURBOQUANT_SCALES = 1 / 32
+"""vLLM's TurboQuant keeps norms and scales of 2 to 6 bytes beside each head's keys and values."""
 _METHOD = re.compile(r"""^\{.*?['"]?\bmethod['"]?\s*[:=]\s*['"](?P<method>[\w.-]+)""", re.DOTALL)
 """The method in vLLM's speculative configuration, as JSON or as Python prints it."""
 
@@ -61,6 +64,11 @@ def kv_element_bytes(flags: Flags, facts: Facts) -> float:
         word = "fp8" if keeps_8bit_kv(facts) else "auto"
     if "fp4" in word:
         return 0.5 + 1 / 16
+    if bits := _TURBOQUANT.search(word):
+        keys, values = int(bits[1] or bits[3]), int(bits[2] or bits[3])
+        return (keys + values) / 16 + TURBOQUANT_SCALES
+    if "int4" in word:
+        return 0.5
     if "fp8" in word or "int8" in word or word in ("8", "float8"):
         return 1.0
     return 4.0 if word in ("float32", "fp32") else 2.0

@@ -35,11 +35,15 @@ _DEVICES: dict[str, Device] = {
     "rtx pro 6000": Device(95.59, 94.97),
     "rtx 6000 ada": Device(47.99, 47.50),
     "rtx 5090": Device(31.84, 31.36),
+    "rtx 5080": Device(15.92, 15.48),
+    "rtx 5070 ti": Device(15.92, 15.48),
+    "rtx 5060 ti 16gb": Device(15.92, 15.48),
     "rtx 4090": Device(23.99, 23.64),
     "rtx 4080": Device(15.99, 15.70),
     "rtx 3090": Device(24.00, 23.60),
     "rtx a6000": Device(47.99, 47.50),
     "a6000": Device(47.99, 47.50),
+    "gb200": Device(184.00, 184.00),
     "b200": Device(179.06, 178.36),
     "h200": Device(140.40, 139.80),
     "h20": Device(95.58, 95.08),
@@ -65,9 +69,11 @@ _DEVICES: dict[str, Device] = {
     "gb10": Device(121.69, 121.69, is_unified=True),
     "dgx spark": Device(121.69, 121.69, is_unified=True),
     "thor": Device(122.8, 122.8, is_unified=True),
-    "orin": Device(61.4, 61.4, is_unified=True),
+    "agx orin 64gb": Device(61.4, 61.4, is_unified=True),
 }
-_SHARED_WORDS = ("unified", "shared memory", "uma", "jetson", "tegra", "apu", "xpu", "strix halo", "gb10", "dgx spark")
+_SHARED_WORDS = (
+    *("unified", "shared memory", "uma", "jetson", "tegra", "orin", "apu", "xpu", "strix halo", "gb10", "dgx spark"),
+)
 _VIRTUAL = re.compile(r"\b(mig|vgpu|grid)\b|\b\d+g\.\d+gb\b|\b[a-z]\d+-\d+[a-z]\b")
 _CONTEXT_GIB = 0.6
 _COMMUNICATION_GIB = 0.7
