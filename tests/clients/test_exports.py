@@ -155,6 +155,7 @@ def test_history_takes_names_as_the_service_does(start: Start) -> None:
     missed = history("--model", "kimi-k2.5")
     assert missed.stdout == "no start fits\n"
     assert "knows no model kimi-k2.5; did you mean moonshotai/Kimi-K2.6?" in missed.stderr
+    assert "did you mean Qwen/Qwen3-8B or other/qwen3_8b?" in history("--model", "qwen3").stderr
     unlike = history("--model", "llama-3.1-8b")
     assert unlike.stderr == "kvyield: the ledger knows no model llama-3.1-8b\n"
     rows = [json.loads(line) for line in history("--sort", "observed_at", "--json").stdout.splitlines()]

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 SORTS = ("-observed_at", "observed_at", "-received_at", "received_at")
 NEAR, SAME_FAMILY = 0.6, 0.7  # of difflib's ratio
+SHORTEST_PART = 4
 OUTCOMES = ("ready", "refused", "oom_startup", "oom_runtime", "failed")
 _HEADINGS = (
     "started",
@@ -126,7 +127,9 @@ def _say_nearest(client: Client, filters: Mapping[str, Any]) -> None:
 
 
 def _is_near(first: str, second: str) -> bool:
-    """Whether two loose names differ by little, and already the letters that they begin with."""
+    """Whether one loose name is a part of the other, or both differ by little and begin with nearly the same letters."""
+    if min(len(first), len(second)) >= SHORTEST_PART and (first in second or second in first):
+        return True
     families = [re.split("[^a-z]", name)[0] for name in (first, second)]
     return _likeness(first, second) >= NEAR and _likeness(*families) >= SAME_FAMILY
 
