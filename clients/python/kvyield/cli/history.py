@@ -127,7 +127,7 @@ def _say_nearest(client: Client, filters: Mapping[str, Any]) -> None:
 
 
 def _is_near(first: str, second: str) -> bool:
-    """Whether one loose name is a part of the other, or both differ by little and begin with nearly the same letters."""
+    """Whether one loose name is a part of the other, or they differ by little, their first letters by less."""
     if min(len(first), len(second)) >= SHORTEST_PART and (first in second or second in first):
         return True
     families = [re.split("[^a-z]", name)[0] for name in (first, second)]
