@@ -42,7 +42,7 @@ def doctor(tokens: Mapping[str, str], role: str, *arguments: str) -> Result:
     [
         ("ingest", "allowed: observe, report, verify --observation, watch, import, history", "recommend, predict"),
         ("read", "allowed: recommend, predict, history", "observe, report, verify --observation, watch, import"),
-        ("admin", "allowed: observe, report, verify --observation, watch, import, recommend, predict, history", None),
+        ("admin", "observe, report, verify --observation, watch, import, recommend, predict, tune, history", None),
     ],
 )
 def test_the_roles_of_the_token_and_what_they_allow(
@@ -53,6 +53,7 @@ def test_the_roles_of_the_token_and_what_they_allow(
     assert result.exit_code == 0, result.output
     assert f"roles: {'ingest, read, admin' if role == 'admin' else role}" in result.stdout
     assert allowed in result.stdout
+    assert ("not allowed: tune (needs the roles ingest and read)" in result.stdout) is (refused is not None)
     assert (f"warn  commands: not allowed: {refused} (needs the role " in result.stdout) is (refused is not None)
     with Client(tokens["url"], tokens["admin"]) as client:
         assert list(client.observations()) == []

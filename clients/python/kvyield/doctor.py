@@ -86,24 +86,27 @@ def _check_token(client: Client, settings: Settings) -> Iterator[Check]:
         return
     told = f"token from {settings.sources['token']}" if settings.token else "no token is given and none is needed"
     yield Check("token", "ok" if roles else "fail", f"{told}; roles: {', '.join(roles) or 'none'}", _TOKEN_ADVICE)
-    allowed = [name for name, needed in COMMAND_ROLES.items() if not needed.isdisjoint(roles)]
+    allowed = [name for name, needed in COMMAND_ROLES.items() if "admin" in roles or needed <= set(roles)]
+    if roles:
+        allowed += [name for name in OF_ANY_ROLE if name not in allowed]
     if allowed:
         yield Check("commands", "ok", f"allowed: {', '.join(allowed)}")
     for needed in dict.fromkeys(COMMAND_ROLES.values()):
         names = [name for name, one in COMMAND_ROLES.items() if one == needed and name not in allowed]
         if names:
-            role = min(needed, key=("ingest", "read", "admin").index)
-            advice = f"if this host needs them: kvyield-server token create --name HOST --role ingest --role {role}"
-            yield Check("commands", "warn", f"not allowed: {', '.join(names)} (needs the role {role})", advice)
+            wanted = f"the {'role' if len(needed) == 1 else 'roles'} {' and '.join(sorted(needed))}"
+            advice = "if this host needs them: kvyield-server token create --name HOST --role ingest --role read"
+            yield Check("commands", "warn", f"not allowed: {', '.join(names)} (needs {wanted})", advice)
 
 
 DEADLINE_SECONDS = 10.0
 COMMAND_ROLES: Mapping[str, frozenset[str]] = {
-    **dict.fromkeys(("observe", "report", "verify --observation", "watch", "import"), frozenset({"ingest", "admin"})),
-    **dict.fromkeys(("recommend", "predict"), frozenset({"read", "admin"})),
-    "history": frozenset({"ingest", "read", "admin"}),
+    **dict.fromkeys(("observe", "report", "verify --observation", "watch", "import"), frozenset({"ingest"})),
+    **dict.fromkeys(("recommend", "predict"), frozenset({"read"})),
+    "tune": frozenset({"ingest", "read"}),
 }
-"""The roles of which a command that asks the service needs one."""
+"""The roles that a command which asks the service needs, all of them; an admin needs no other."""
+OF_ANY_ROLE = ("history",)
 _TOKEN_ADVICE = "ask an admin for one: kvyield-server token create --name HOST --role ingest; then set KVYIELD_TOKEN"  # noqa: S105  # advice, no secret
 
 
