@@ -147,6 +147,25 @@ def test_host_memory_is_gpu_memory_only_where_they_are_one(unified: bool | None,
     assert made.draft["failure"]["cause"] == "host_memory"
 
 
+@pytest.mark.parametrize(
+    ("unified", "phase", "outcome", "cause"),
+    [
+        (False, "pool", "failed", "killed"),
+        (True, "serving", "failed", "killed"),
+        (True, "pool", "oom_startup", "host_memory"),
+        (True, "load", "oom_startup", "host_memory"),
+    ],
+)
+def test_a_kill_while_starting_is_want_of_memory_where_the_host_shares_it(
+    unified: bool, phase: str, outcome: str, cause: str
+) -> None:
+    """On a Jetson or a Spark the kernel kills what fills the memory, and the log holds "Killed" alone."""
+    failure = {"phase": said(phase), "message": said("Killed"), "cause": said("killed")}
+    extras = Extras(options=options(gpu=GPU), detected={"unified_memory": said(unified)})
+    made = assemble(start(outcome="failed", failure=failure), extras)
+    assert (made.observation().outcome, made.draft["failure"]["cause"]) == (outcome, cause)
+
+
 def test_missing_facts_are_named_with_the_option_that_gives_them() -> None:
     """What the service always needs is asked for by option; the draft still shows all that is known."""
     made = assemble(start(facts={}, flags={}, measurements={}))

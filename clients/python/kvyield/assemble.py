@@ -146,12 +146,22 @@ class _Assembly:
         return Assembled(draft, self.sources, tuple(self.contradictions), missing)
 
     def judge_host_memory(self, draft: dict[str, Any]) -> None:
-        """Where the GPU shares the host's memory, an end for want of host memory is one for want of GPU memory."""
+        """Where the GPU shares the host's memory, an end for want of host memory is one for want of GPU memory.
+
+        So is a bare kill while the engine starts: there the kernel kills what takes the memory, and its own line stands
+        in the host's log. While it serves anybody may have stopped it.
+        """
         failure = draft["failure"]
-        if not (failure and failure["cause"] == "host_memory" and draft["hardware"]["unified_memory"]):
+        if not (failure and draft["hardware"]["unified_memory"]):
             return
+        is_killed = failure["cause"] == "killed" and failure["phase"] != "serving"
+        if not (is_killed or failure["cause"] == "host_memory"):
+            return
+        failure["cause"] = "host_memory"
         draft["outcome"] = "oom_runtime" if failure["phase"] == "serving" else "oom_startup"
-        self.sources["outcome"] = "the log: host memory, which this GPU shares"
+        self.sources["outcome"] = "the log: host memory, which this GPU shares" + (
+            ", as a kill while it starts shows" if is_killed else ""
+        )
 
     def drop_facts_of_another_gpu(self) -> None:
         """A GPU of another kind than an option or the log tells is not the engine's: none of its facts hold."""

@@ -156,3 +156,39 @@ def test_the_pytorch_engines_draft_does_not_replace_the_pool() -> None:
     cache = "CacheConfig(max_batches=128, block_size=64, num_cpu_blocks=0, num_gpu_blocks={}, window_size=-1)"
     start = only("lmdeploy", ["Building CacheEngine with config:", cache.format(1000), cache.format(10)])
     assert values(start) == {"pool_tokens": 64_000}
+
+
+def test_the_pool_of_tensorrt_llms_older_runtime_is_read() -> None:
+    """0.5 to 0.8 tell bytes and tokens in two lines, 0.9 and 0.10 in one; Triton tells the default and readiness."""
+    start = only(
+        "tensorrt-llm",
+        [
+            "[TensorRT-LLM][INFO] MPI size: 1, rank: 0",
+            "[TensorRT-LLM][INFO] Loaded engine size: 6683 MiB",
+            "[TensorRT-LLM][INFO] Allocate 69524783104 bytes for k/v cache. ",
+            "[TensorRT-LLM][INFO] Using 132608 tokens in paged KV cache.",
+        ],
+    )
+    assert start.outcome == "unfinished"
+    assert values(start) == {"pool_tokens": 132608, "kv_cache_gib": 64.75, "weights_gib": 6.5264}
+    start = only(
+        "tensorrt-llm",
+        [
+            "[TensorRT-LLM][WARNING] kv_cache_free_gpu_mem_fraction is not specified, will use default value of 0.9 or "
+            "max_tokens_in_paged_kv_cache",
+            "[TensorRT-LLM][INFO] TRTGptModel maxBatchSize: 8",
+            "[TensorRT-LLM][INFO] Loaded engine size: 8000 MiB",
+            "[TensorRT-LLM][INFO] Loaded engine size: 16304 MiB",
+            "[TensorRT-LLM][INFO] Max tokens in paged KV cache: 117760. Allocating 54022635520 bytes.",
+            "I0510 10:00:05.000000 1 http_server.cc:4637] Started HTTPService at 0.0.0.0:8000",
+        ],
+    )
+    assert start.outcome == "ready"
+    assert values(start) == {"pool_tokens": 117760, "kv_cache_gib": 50.3125, "weights_gib": 15.9219}
+    assert flags(start, "free_gpu_memory_fraction", "max_batch_size") == [0.9, 8]
+
+
+def test_tokens_without_bytes_are_a_pool_of_unknown_size() -> None:
+    """A log that was cut before the bytes still tells the tokens."""
+    start = only("tensorrt-llm", ["[TensorRT-LLM][INFO] Using 10718 tokens in paged KV cache."])
+    assert values(start) == {"pool_tokens": 10718}

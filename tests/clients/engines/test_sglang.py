@@ -225,3 +225,23 @@ def test_a_refusal_names_the_least_fraction_wherever_its_line_was_broken(lines: 
     assert start.outcome == "refused"
     assert start.failure["minimum_fraction"].value == least
     assert flags(start)["mem_fraction_static"] == 0.94
+
+
+@pytest.mark.parametrize(
+    "sizes", ["K size: 29.70 GB, V size: 29.70 GB", "K 29.70 GB, V 29.70 GB", "K: 29.70 GB, V: 29.70 GB"]
+)
+@pytest.mark.parametrize("words", ["KV Cache is allocated.", "KV Cache allocated."])
+def test_an_abridged_pool_line_is_read(words: str, sizes: str) -> None:
+    """Reports shorten the line of the pool; a death after it keeps the pool."""
+    start = only(
+        [
+            "[2026-09-15 10:00:10] Load weight begin. avail mem=77.24 GB",
+            "[2026-09-15 10:00:15] Load weight end. type=Qwen3ForCausalLM, avail mem=76.05 GB, mem usage=1.18 GB.",
+            f"[2026-09-15 10:00:15] {words} #tokens: 556202, {sizes}",
+            "[2026-09-15 10:00:15] Memory pool end. avail mem=12.14 GB",
+            "torch.AcceleratorError: CUDA error: out of memory",
+            "[2026-09-15 10:00:41] Received sigquit from a child process. It usually means the child failed.",
+        ]
+    )
+    assert start.outcome == "oom_startup"
+    assert (values(start)["pool_tokens"], values(start)["kv_cache_gib"]) == (556202, 59.4)

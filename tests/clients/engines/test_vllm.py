@@ -292,3 +292,25 @@ def test_the_version_stands_in_the_banner() -> None:
     ]
     start = only([*banner, "non-default args: {'model': 'm'}", "Available KV cache memory: 3.81 GiB"])
     assert start.facts["engine_version"].value == "0.19.1rc1.dev391"
+
+
+@pytest.mark.parametrize(("printed", "workers"), [("-2.14", ("-2.14",)), ("-3.1", ("-2.14", "-3.1"))])
+def test_a_refusal_without_a_figure_keeps_what_the_worker_had(printed: str, workers: tuple[str, ...]) -> None:
+    """What the worst worker printed before, below zero too, is a point of the line."""
+    start = only(
+        [
+            "(EngineCore_0 pid=9) INFO 08-20 18:03:58 [core.py:74] Initializing a V1 LLM engine (v0.10.1.1) with "
+            "config: model='m', tensor_parallel_size=2, pipeline_parallel_size=1, enforce_eager=False)",
+            "(EngineCore_0 pid=9) INFO 08-20 18:04:10 [gpu_model_runner.py:2007] Model loading took 65.9651 GiB and "
+            "12.799889 seconds",
+            *(
+                f"(VllmWorker TP{rank} pid={rank}) INFO 08-20 18:04:22 [gpu_worker.py:276] Available KV cache memory: "
+                f"{gib} GiB"
+                for rank, gib in enumerate(workers)
+            ),
+            "(EngineCore_0 pid=9) ERROR 08-20 18:04:22 [core.py:700] ValueError: No available memory for the cache "
+            "blocks. Try increasing `gpu_memory_utilization` when initializing the engine.",
+        ]
+    )
+    assert start.outcome == "refused"
+    assert refused(start)["available_kv_cache_gib"] == float(printed)

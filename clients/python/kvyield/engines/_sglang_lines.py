@@ -34,7 +34,7 @@ NAMES = (("model_path", "model_name"), ("served_model_name", "served_model_name"
 SHORT_FINAL = re.compile(r"^max_total_num_tokens=(\d{1,18})\s*$")
 FIRED_UP = "The server is fired up and ready to roll!"
 POOL = re.compile(
-    r"(?<![A-Za-z])KV Cache is allocated\.|Physical KV Cache limits|Post-capture KV sizing: KV cache allocated\."
+    r"(?<![A-Za-z])KV Cache (?:is )?allocated\.|Physical KV Cache limits|Post-capture KV sizing: KV cache allocated\."
 )
 DTYPE = re.compile(r"(?:Using KV cache dtype: |KV [Cc]ache (?:is )?allocated\. dtype: )(?:torch\.)?(\w{2,30})\b")
 BACKEND = re.compile(r"Attention backend not (?:explicitly )?specified\. Use (\w{1,40}) backend by default")

@@ -19,7 +19,7 @@ _GB = r"(-?\d+(?:\.\d+)?) ?GB\b"
 AVAILABLE = re.compile(rf"avail mem={_GB}")
 USAGE = re.compile(rf"mem usage={_GB}")
 TOKENS = re.compile(r"#tokens: (\d{1,18}),")
-_SIZES = re.compile(rf"\bKV size: {_GB}|\bK size: {_GB}, V size: {_GB}")
+_SIZES = re.compile(rf"\bKV size: {_GB}|\bK(?: size)?:? {_GB}, V(?: size)?:? {_GB}")
 
 
 _Item = TypeVar("_Item")

@@ -26,6 +26,16 @@ MEMORY_FLAGS = frozenset(
 _GIB = r"(-?\d+(?:\.\d+)?) GiB"
 _STAMP = re.compile(r"\[(\d\d)/(\d\d)/(\d{4})-(\d\d:\d\d:\d\d)\]")
 _ALLOCATED = re.compile(rf"Allocated {_GIB} for max tokens in paged KV cache \((\d{{1,18}})\)")
+_ALLOCATES = re.compile(r"Max tokens in paged KV cache: (\d{1,18})\. Allocating (\d{1,18}) bytes")
+_ALLOCATES_BYTES = re.compile(r"Allocate (\d{1,18}) bytes for k/v cache")
+_USES = re.compile(r"Using (\d{1,18}) tokens in paged KV cache")
+"""The pool in the C++ runtime of 0.9 and 0.10, and of 0.5 to 0.8: GiB and tokens are two lines there."""
+_ENGINE_SIZE = re.compile(r"Loaded engine size: (\d{1,9}) MiB")
+_DEFAULT_FRACTION = re.compile(
+    r"kv_cache_free_gpu_mem_fraction is not specified, will use default value of (0\.\d{1,6}) or max_tokens"
+)
+_MODEL_LIMIT = re.compile(r"TRTGptModel max(BatchSize|SequenceLen|NumTokens): (\d{1,12})\b")
+_LIMIT_FLAGS = {"BatchSize": "max_batch_size", "SequenceLen": "max_seq_len", "NumTokens": "max_num_tokens"}
 _FREE = re.compile(rf"calculating max tokens in paged kv cache: total: {_GIB}, available: {_GIB}")
 _PEAK = re.compile(rf"Peak memory during memory usage profiling \(torch \+ non-torch\): {_GIB}")
 _AVAILABLE = re.compile(rf"available KV cache memory when calculating max tokens: {_GIB}")
@@ -52,7 +62,10 @@ _GRAPHS = re.compile(r"Creating CUDA graph instances|CUDA graph warmup for batch
 _VERSION = re.compile(r"TensorRT-LLM version: (\d[\w.+\-]{0,60})")
 _CONFIG = re.compile(r"KvCacheConfig\(")
 _PORT = re.compile(r"Uvicorn running on https?://[^/\s]{1,260}:(\d{1,5})\b")
-_READY = re.compile(r"Engine loaded and ready to serve|Application startup complete|Uvicorn running on")
+_READY = re.compile(
+    r"Engine loaded and ready to serve|Application startup complete|Uvicorn running on"
+    r"|Started (?:HTTPService|GRPCInferenceService) at "  # Triton's own server
+)
 _MINE = any_of(r"\[TensorRT-LLM\]", r"\[TRT-LLM\]", r"tensorrt_llm[./]", r"paged [Kk][Vv] [Cc]ache \(")
 
 
@@ -62,6 +75,7 @@ class TensorRtReader(StartReader):
     def __init__(self, surroundings: Surroundings) -> None:
         super().__init__("tensorrt-llm", surroundings)
         self.allocated: list[tuple[Sourced, Sourced]] = []
+        self.bytes_line: Sourced | None = None
 
     def belongs(self, record: Record) -> bool:
         """False for a version line once the start is over."""
@@ -108,10 +122,26 @@ class TensorRtReader(StartReader):
             self.started, self.phase = True, "pool"
             self.allocated[:] = self.allocated[-MOST_ALLOCATIONS:]
             self.allocated.append((Sourced(int(match[2]), source(record)), Sourced(float(match[1]), source(record))))
+        elif self._old_pool(record, text):
+            self.started, self.phase = True, "pool"
+            return True
         if _AVAILABLE.search(text) or _ESTIMATED.search(text):
             self.allocated.clear()
             self.start.measurements.pop("longest_prompt_tokens", None)  # of the pool that was only for the measurement
         return match is not None
+
+    def _old_pool(self, record: Record, text: str) -> bool:
+        """The pool as the C++ runtime of 0.5 to 0.10 told it, in one line or the bytes before the tokens."""
+        both, size, uses = (pattern.search(text) for pattern in (_ALLOCATES, _ALLOCATES_BYTES, _USES))
+        where = source(record)
+        if size:
+            self.bytes_line = _gib_of(size[1], where)
+        if both or uses:
+            gib = _gib_of(both[2], where) if both else self.bytes_line or Sourced(0.0, where)
+            self.allocated[:] = self.allocated[-MOST_ALLOCATIONS:]
+            self.allocated.append((Sourced(int((both or uses or "")[1]), where), gib))
+            self.bytes_line = None
+        return bool(both or size or uses)
 
     def _memory(self, record: Record, text: str) -> bool:
         patterns = (_FREE, _PEAK, _AVAILABLE, _TOKEN_BYTES, _DEVICE, _FREE_OF, _WEIGHTS, _PRINTED_WEIGHTS)
@@ -132,15 +162,29 @@ class TensorRtReader(StartReader):
             self.fact("kv_bytes_per_token", int(token[1]), where)
         if weights or (printed and "weights_gib" not in self.start.measurements):
             self.measure("weights_gib", float((weights or printed or "")[1]), where)
-        found = any((free, peak, kv, free_of, weights, printed))
+        engine = _ENGINE_SIZE.search(text)
+        if engine:
+            self._engine_size(int(engine[1]), where)
+        found = any((free, peak, kv, free_of, weights, printed, engine))
         self.started = self.started or found
         self.phase = "pool" if free or weights else self.phase
         return found
+
+    def _engine_size(self, mib: int, where: str) -> None:
+        """The largest engine of the ranks, each of which prints its own."""
+        told, gib = self.start.measurements.get("weights_gib"), round(mib / 1024, 4)
+        if told is None or gib > float(str(told.value)):
+            self.measure("weights_gib", gib, where)
 
     def _flags(self, record: Record, text: str) -> bool:
         patterns = (_BLOCK, _LIMITS, _VERSION, _CONFIG, _CAP, _PORT, _ADJUSTED)
         block, limits, version, config, cap, port, adjusted = (pattern.search(text) for pattern in patterns)
         fraction = _FRACTION.search(text) or _BOTH.search(text)
+        default, told = _DEFAULT_FRACTION.search(text), _MODEL_LIMIT.search(text)
+        if default and "free_gpu_memory_fraction" not in self.start.flags:
+            self.flag("free_gpu_memory_fraction", float(default[1]), f"{source(record)} (the engine's default)")
+        if told:
+            self.flag(_LIMIT_FLAGS[told[1]], int(told[2]), source(record))
         if block:
             self.flag("tokens_per_block", int(block[1]), source(record))
         if fraction and "free_gpu_memory_fraction" not in self.start.flags:
@@ -159,7 +203,7 @@ class TensorRtReader(StartReader):
         if port and self.started:
             self.flag("port", int(port[1]), source(record))
         self.opened = self.opened or bool(version)
-        return any((block, fraction, limits, version, config, cap, adjusted))
+        return any((block, fraction, limits, version, config, cap, adjusted, default, told))
 
     def _config(self, record: Record, at: int) -> None:
         for name, value in call_fields(record.text, at).values.items():
@@ -173,6 +217,10 @@ class TensorRtReader(StartReader):
             self.take("pool_tokens", tokens)
             if float(str(gib.value)) > 0:
                 self.take("kv_cache_gib", gib)
+
+
+def _gib_of(size: str, where: str) -> Sourced:
+    return Sourced(round(int(size) / (1 << 30), 4), where)
 
 
 def _phase_of(component: str) -> Phase:
@@ -203,6 +251,12 @@ TENSORRT_LLM = Engine(
         b"component could",
         b"odel: ",
         b"GPU memory",
+        b"k/v cache",
+        b"paged KV cache",
+        b"engine size",
+        b"free_gpu_mem_fraction",
+        b"TRTGptModel",
+        b"Service at ",
     ),
     role=_role,
     reader=TensorRtReader,

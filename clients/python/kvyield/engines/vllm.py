@@ -278,6 +278,14 @@ class VllmReader(StartReader):
         tensor, pipeline = (size.value if size and isinstance(size.value, int) else None for size in sizes)
         return rank_of(process, tensor=tensor, pipeline=pipeline)
 
+    def _refused_shortage(self) -> None:
+        """What a refusal that names no figure had for the pool, below zero too: the worker printed it before."""
+        cause = self.problems.cause
+        if cause is None or cause.outcome != "refused" or "free_gib" in cause.evidence:
+            return
+        for name, value in self.memory.shortage().items():
+            cause.evidence.setdefault(name, value)
+
     def _refused_rank(self) -> None:
         """The rank that binds: the one with the least KV cache, or the only one that printed the refusal's figure."""
         cause = self.problems.cause
@@ -297,6 +305,7 @@ class VllmReader(StartReader):
         version = str(told.value) if told else ""
         for name, value in self.memory.conclude(size, version).items():
             self.take(name, value)
+        self._refused_shortage()
         self._refused_rank()
         if self.args_known:
             for name, default in vllm_defaults(version).items():
