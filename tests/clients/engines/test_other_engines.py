@@ -192,3 +192,50 @@ def test_tokens_without_bytes_are_a_pool_of_unknown_size() -> None:
     """A log that was cut before the bytes still tells the tokens."""
     start = only("tensorrt-llm", ["[TensorRT-LLM][INFO] Using 10718 tokens in paged KV cache."])
     assert values(start) == {"pool_tokens": 10718}
+
+
+@pytest.mark.parametrize(
+    ("frame", "phase"),
+    [
+        ("    model_inst = self.tm_model.model_comm.create_model_instance(", "pool"),
+        ("    self.model_comm.create_engine(device_id, rank)", "pool"),
+        ("    for _ in e.map(self.model_comm.process_weight,", "load"),
+    ],
+)
+def test_a_frame_of_turbomind_tells_whether_the_weights_were_there(frame: str, phase: str) -> None:
+    """The cache is allocated with the instance: there a smaller share of the free memory helps, before not."""
+    start = only(
+        "lmdeploy",
+        [
+            "2024-01-22 10:00:00,000 - lmdeploy - INFO - input backend=turbomind, "
+            "backend_config=TurbomindEngineConfig(tp=1, cache_max_entry_count=0.5)",
+            "Traceback (most recent call last):",
+            frame,
+            "RuntimeError: [TM][ERROR] CUDA runtime error: out of memory /lmdeploy/src/turbomind/utils/allocator.h:231",
+        ],
+    )
+    assert (start.outcome, start.failure["phase"].value) == ("oom_startup", phase)
+
+
+@pytest.mark.parametrize(
+    ("frame", "phase"),
+    [
+        (
+            "3  0x7c tensorrt_llm::batch_manager::kv_cache_manager::WindowBlockManager::allocatePools(bool) + 635",
+            "pool",
+        ),
+        ("6  0x7c tensorrt_llm::batch_manager::TrtGptModelInflightBatching::createKvCacheManager(int) + 525", "pool"),
+        ("4  0x7c tensorrt_llm::runtime::TllmRuntime::TllmRuntime(bool) + 112", "load"),
+    ],
+)
+def test_a_frame_of_tensorrt_llm_below_the_error_tells_the_phase(frame: str, phase: str) -> None:
+    """The stack stands below the error; what allocates the pool is in it."""
+    start = only(
+        "tensorrt-llm",
+        [
+            "[TensorRT-LLM][INFO] Loaded engine size: 2956 MiB",
+            "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMalloc(ptr, n): out of memory (/llm/tllmBuffers.h:92)",
+            frame,
+        ],
+    )
+    assert (start.outcome, start.failure["phase"].value) == ("oom_startup", phase)

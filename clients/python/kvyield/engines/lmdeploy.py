@@ -40,6 +40,8 @@ _CONFIG = re.compile(r"(?:Turbomind|Pytorch)EngineConfig\(")
 _CACHE = re.compile(r"\bCacheConfig\(")
 _MINIMAL = re.compile(r"minimal free gpu memory: (\d+(?:\.\d+)?) ?mb", re.IGNORECASE)
 _REFUSED = re.compile(r"No enough gpu memory for (?:kv cache|state cache|runtime)\..{0,200}")
+_CREATING = re.compile(r"\b_?(?:create_model_instance|create_engine)\b")
+"""Frames of ``turbomind.py``: the cache is allocated with the instance, later the engine, after the weights."""
 _READY = re.compile(r"LlamaBatch<T>::Start\(\)|Application startup complete|Uvicorn running on")
 _MODEL = re.compile(r"\bmodel_path='([^']{1,300})'")
 _MINE = any_of(
@@ -76,6 +78,8 @@ class LmdeployReader(StartReader):
         if ready and self.started:
             self.announced, self.phase = True, "serving"
             self.complete = self.complete or "LlamaBatch" not in text
+        if not self.announced and _CREATING.search(text):
+            self.phase = "pool"
         if any(found) or ready:
             self.note(record)
             self.progressed(record)
@@ -204,6 +208,8 @@ LMDEPLOY = Engine(
         b"session_len",
         b"max_prefill_token_num=",
         b"Uvicorn running on",
+        b"create_model_instance",
+        b"create_engine",
     ),
     role=_role,
     reader=LmdeployReader,

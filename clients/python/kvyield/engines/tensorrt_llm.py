@@ -56,6 +56,7 @@ _LIMIT = re.compile(r"(?<!\w)(max_seq_len|max_num_tokens|max_batch_size|max_beam
 _ADJUSTED = re.compile(r"\bAdjusted max_seq_len to (\d{1,12})\b")
 _PRINTED_WEIGHTS = re.compile(r"\bUse (\d+(?:\.\d+)?) GB for model weights\b")
 _COMPONENT = re.compile(r"component could not be created: (.{1,120})")
+_FRAME = re.compile(r"kv_cache_manager::(?:\w{1,60}::)?allocatePools|::createKvCacheManager\b")
 _CREATED = re.compile(r"^\s*[Mm]odel: (\d+\.\d+) / (\d+\.\d+)\s*$")
 _CREATION = re.compile(r"\b(Total|Free) GPU memory (?:before component creation attempt )?\(GiB\): (\d+(?:\.\d+)?)")
 _GRAPHS = re.compile(r"Creating CUDA graph instances|CUDA graph warmup for batch size")
@@ -103,6 +104,8 @@ class TensorRtReader(StartReader):
         """The lines below "Executor creation failed": the component, the total, what was free, and around the model."""
         component, figure, created = (pattern.search(text) for pattern in (_COMPONENT, _CREATION, _CREATED))
         cause = self.problems.cause
+        if cause is not None and cause.outcome == "oom_startup" and cause.phase == "load" and _FRAME.search(text):
+            cause.phase = "pool"
         if cause is None or cause.outcome != "oom_startup" or not (component or figure or created):
             return False
         if component:
@@ -251,6 +254,8 @@ TENSORRT_LLM = Engine(
         b"component could",
         b"odel: ",
         b"GPU memory",
+        b"allocatePools",
+        b"createKvCacheManager",
         b"k/v cache",
         b"paged KV cache",
         b"engine size",
