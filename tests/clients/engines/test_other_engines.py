@@ -239,3 +239,20 @@ def test_a_frame_of_tensorrt_llm_below_the_error_tells_the_phase(frame: str, pha
         ],
     )
     assert (start.outcome, start.failure["phase"].value) == ("oom_startup", phase)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "E1128 backend_model.cc:553] ERROR: Failed to create instance: maxTokensInPagedKvCache must be large enough to "
+        "process at least 1 sequence to completion (i.e. must be larger than beam_width * tokensPerBlock)",
+        "RuntimeError: [TensorRT-LLM][ERROR] Assertion failed: maxTokensInPagedKvCache (2304) must be large enough to "
+        "process at least 1 sequence to completion",
+        "AssertionError: Impossible to fit in any sequence in kvCache",
+    ],
+)
+def test_a_pool_of_tensorrt_llm_that_holds_no_request_is_a_refusal(words: str) -> None:
+    """The engine ends for want of a pool, not of free memory: a larger share helps."""
+    start = only("tensorrt-llm", ["[TensorRT-LLM][INFO] Using 2304 tokens in paged KV cache.", words])
+    assert (start.outcome, start.failure["phase"].value) == ("refused", "pool")
+    assert (start.failure["cause"].value, values(start)) == ("gpu_memory", {"pool_tokens": 2304})

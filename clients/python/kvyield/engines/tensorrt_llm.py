@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 
 from kvyield.engines._engine import Engine, Role, StartReader, Surroundings, source
+from kvyield.engines._failures import SPECIFIC, Problem
 from kvyield.engines._literals import call_fields, scalar
 from kvyield.engines._prefix import Record, parse_time
 from kvyield.engines._start import Phase, Sourced
@@ -59,6 +60,11 @@ _COMPONENT = re.compile(r"component could not be created: (.{1,120})")
 _FRAME = re.compile(r"kv_cache_manager::(?:\w{1,60}::)?allocatePools|::createKvCacheManager\b")
 _CREATED = re.compile(r"^\s*[Mm]odel: (\d+\.\d+) / (\d+\.\d+)\s*$")
 _CREATION = re.compile(r"\b(Total|Free) GPU memory (?:before component creation attempt )?\(GiB\): (\d+(?:\.\d+)?)")
+_REFUSED = re.compile(
+    r"maxTokensInPagedKvCache(?: \(\d{1,18}\))? must be large enough to process at least 1 sequence.{0,200}"
+    r"|Impossible to fit in any sequence in kvCache"
+)
+"""0.5 to 0.9, and the later Python runtime: the pool holds no request of the longest length."""
 _GRAPHS = re.compile(r"Creating CUDA graph instances|CUDA graph warmup for batch size")
 _VERSION = re.compile(r"TensorRT-LLM version: (\d[\w.+\-]{0,60})")
 _CONFIG = re.compile(r"KvCacheConfig\(")
@@ -97,7 +103,7 @@ class TensorRtReader(StartReader):
         if any(found) or ready:
             self.note(record)
             self.progressed(record)
-        elif not self._creation(record, text):
+        elif not (self._creation(record, text) or self._refusal(record, text)):
             self.read_problem(record, text)
 
     def _creation(self, record: Record, text: str) -> bool:
@@ -118,6 +124,13 @@ class TensorRtReader(StartReader):
             name = "device_memory_gib" if figure[1] == "Total" else "free_gib"
             cause.evidence.setdefault(name, Sourced(float(figure[2]), source(record)))
         return True
+
+    def _refusal(self, record: Record, text: str) -> bool:
+        match = None if self.announced else _REFUSED.search(text)
+        if match:
+            message = Sourced(quote(match[0]), source(record))
+            self.problems.add(Problem("refused", "pool", message, SPECIFIC, final=True, cause="gpu_memory"))
+        return match is not None
 
     def _pool(self, record: Record, text: str) -> bool:
         match = _ALLOCATED.search(text)
@@ -254,6 +267,8 @@ TENSORRT_LLM = Engine(
         b"component could",
         b"odel: ",
         b"GPU memory",
+        b"n any sequence in kvCache",
+        b"axTokensInPagedKvCache",
         b"allocatePools",
         b"createKvCacheManager",
         b"k/v cache",
