@@ -314,3 +314,37 @@ def test_a_refusal_without_a_figure_keeps_what_the_worker_had(printed: str, work
     )
     assert start.outcome == "refused"
     assert refused(start)["available_kv_cache_gib"] == float(printed)
+
+
+def test_the_memory_line_of_older_vllm_ascend_is_read() -> None:
+    """Before 0.14 it tells bytes, the least over workers being the pool's."""
+    start = only(
+        [
+            "(EngineCore pid=1) INFO 02-07 18:10:10 [core.py:93] Initializing a V1 LLM engine (v0.13.0) with config: "
+            "model='m', tensor_parallel_size=2, pipeline_parallel_size=1, enforce_eager=False)",
+            "(Worker_TP0 pid=2) INFO 02-07 18:18:50 [worker_v1.py:256] Available memory: 10283231232, total memory: "
+            "65452113920",
+            "(Worker_TP1 pid=3) INFO 02-07 18:18:50 [worker_v1.py:256] Available memory: 10283130880, total memory: "
+            "65452113920",
+            "(EngineCore_DP0 pid=1) INFO 02-07 18:18:58 [kv_cache_utils.py:1286] GPU KV cache size: 282,240 tokens",
+        ]
+    )
+    assert values(start) == {"pool_tokens": 282240, "kv_cache_gib": 9.5769, "device_memory_gib": 60.957}
+
+
+@pytest.mark.parametrize(("left", "outcome"), [("-0.87", "refused"), ("0.87", "failed")])
+def test_an_end_after_less_than_no_memory_for_the_pool_is_a_refusal(left: str, outcome: str) -> None:
+    """However the engine words its end: a larger fraction is what it wants."""
+    start = only(
+        [
+            "(EngineCore pid=20) INFO 05-20 10:00:10 [core.py:105] Initializing a V1 LLM engine (v0.18.0) with config: "
+            "model='m', tensor_parallel_size=1, pipeline_parallel_size=1, enforce_eager=True)",
+            "(EngineCore pid=20) INFO 05-20 10:01:00 [model_runner_v1.py:2600] Loading model weights took 27.5376 GB",
+            f"(EngineCore pid=20) INFO 05-20 10:01:20 [worker.py:400] Available KV cache memory: {left} GiB",
+            "(EngineCore pid=20) ERROR 05-20 10:01:21 [core.py:866] EngineCore failed to start.",
+            "(EngineCore pid=20) ERROR 05-20 10:01:21 [core.py:866] AssertionError: Error in memory profiling.",
+        ]
+    )
+    assert (start.outcome, start.failure["phase"].value) == (outcome, "pool")
+    if outcome == "refused":
+        assert refused(start)["available_kv_cache_gib"] == -0.87

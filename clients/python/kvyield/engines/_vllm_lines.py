@@ -35,6 +35,8 @@ V0_REST = re.compile(
 )
 V0_BLOCKS = re.compile(r"# (?:GPU|[Cc][Uu][Dd][Aa]|[a-z]{2,8}) blocks: ([\d,]{1,24})\b")
 AVAILABLE = re.compile(rf"Available KV cache memory: {_N} GiB")
+NPU_MEMORY = re.compile(r"Available memory: (\d{1,18}), total memory: (\d{6,18})\b")
+"""vllm-ascend before 0.14, in bytes: what is left for the KV cache, never below 0, and the device's total."""
 SIZE = re.compile(r"\b[A-Z]{2,6}(?: \+ host)? KV cache size: (\d{1,3}(?:,\d{3}){0,6}|\d{1,18}) tokens")
 CONCURRENCY = re.compile(r"Maximum concurrency for ([\d,]{1,24}) tokens per request: (\d+\.\d+)x")
 GRAPHS = re.compile(rf"Graph capturing finished in \d+ secs?, took {_GIB}")

@@ -75,6 +75,11 @@ class VllmMemory:
         all_of = self.processes.values()
         return any(one.blocks and one.blocks.value == 0 for one in all_of) and not any(one.tokens for one in all_of)
 
+    @property
+    def is_short(self) -> bool:
+        """True when less than nothing is left for the pool, which the engine then refuses."""
+        return any(one.kv is not None and float(str(one.kv.value)) < 0.0 for one in self.processes.values())
+
     def shortage(self) -> dict[str, Sourced]:
         """What the engine had for the pool, as evidence of a refusal."""
         least = _least([one.kv for one in self.processes.values()])
@@ -102,7 +107,12 @@ class VllmMemory:
         match = next(filter(None, (pattern.search(text) for pattern in patterns)), None)
         if match:
             self.of(record).kv = Sourced(float(match[1]), source(record))
-        return match is not None
+        npu = lines.NPU_MEMORY.search(text)
+        if npu:
+            kv, device = (round(int(size) / BYTES_A_GIB, 4) for size in npu.groups())
+            self.of(record).kv = Sourced(kv, source(record))
+            self.of(record).device = Sourced(device, source(record))
+        return bool(match or npu)
 
     def _pool_tokens(self, record: Record, text: str) -> bool:
         match = lines.SIZE.search(text)

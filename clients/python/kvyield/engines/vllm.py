@@ -279,8 +279,13 @@ class VllmReader(StartReader):
         return rank_of(process, tensor=tensor, pipeline=pipeline)
 
     def _refused_shortage(self) -> None:
-        """What a refusal that names no figure had for the pool, below zero too: the worker printed it before."""
+        """What a refusal that names no figure had for the pool, below zero too: the worker printed it before.
+
+        An end in other words after less than no memory was left for the pool is such a refusal.
+        """
         cause = self.problems.cause
+        if cause is not None and not self.announced and self.memory.is_short:
+            cause.outcome = "refused" if (cause.outcome, cause.cause) == ("failed", "error") else cause.outcome
         if cause is None or cause.outcome != "refused" or "free_gib" in cause.evidence:
             return
         for name, value in self.memory.shortage().items():
@@ -344,6 +349,7 @@ _HANDLERS: tuple[tuple[str, Handler], ...] = (
     ("utilization", VllmReader._read_total),
     ("ree memory", VllmReader._read_total),
     ("KV ", VllmReader._read_pool),
+    ("Available memory: ", VllmReader._read_pool),
     ("kv cache memory in use", VllmReader._read_pool),
     ("kv_cache_size=", VllmReader._read_pool),
     (" blocks: ", VllmReader._read_pool),
@@ -374,7 +380,7 @@ VLLM = Engine(
         *(b"LLM ", b"GiB", b" GB", b" blocks", b"num_gpu_blocks", b"KV cache size", b"Maximum concurrency"),
         *(b"max_num_batched_tokens", b"max model len", b"max_model_len", b"init engine", b"padding layers"),
         *(b"attention block size", b"shared memory broadcast", b"GPU memory", b"prompt_token_ids_len"),
-        *(b"maximum model length", b"startup plan", b"utilization"),
+        *(b"maximum model length", b"startup plan", b"utilization", b"Available memory: "),
         *(b"Capturing ", b"Compiling a graph", b"Directly load ", lines.BANNER.encode()),
     ),
     role=_role,
