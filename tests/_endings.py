@@ -56,6 +56,8 @@ GPU_MEMORY = (
          "lowering `max_num_seqs` or `gpu_memory_utilization` when initializing the engine.", "vllm"),
     _gpu("torch-allocator", "cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 1,073,741,824 bytes (allocated so far: "
          "2,147,483,648 bytes).", "vllm", wanted_gib=1.0),
+    _gpu("allocator-assertion", 'RuntimeError: NVML_SUCCESS == r INTERNAL ASSERT FAILED at "/opt/pytorch/c10/cuda/CUDACachingAllocator.cpp":1131, '
+         "please report a bug to PyTorch."),
     _gpu("accelerator-error", "CUDA Error: out of memory at /workspace/csrc/cumem_allocator.cpp:62", "vllm"),
     _gpu("accelerator-error", "torch.AcceleratorError: CUDA error: out of memory"),
     _gpu("accelerator-error", "RuntimeError: CUDA driver error: out of memory"),

@@ -151,6 +151,14 @@ WORDINGS: tuple[Wording, ...] = (
         source="pytorch c10/{cuda,hip,xpu}/*CachingAllocator.cpp; torch_npu NPUCachingAllocator.cpp; cupy",
         versions="torch 1.13-2.11",
     ),
+    _row(  # where NVML is not to be had (Jetson, MIG, some containers): asked for figures of an allocation that failed
+        name="allocator-assertion",
+        kind="gpu_memory",
+        needles="INTERNAL ASSERT FAILED",
+        pattern=r"\bNVML_SUCCESS == \w{1,20} INTERNAL ASSERT FAILED at .{0,160}CUDACachingAllocator\.cpp",
+        source="pytorch c10/cuda/CUDACachingAllocator.cpp, issues 112377 and 185240; vllm issue 9824",
+        versions="torch 2.0-2.11",
+    ),
     _row(
         name="accelerator-error",
         kind="gpu_memory",
