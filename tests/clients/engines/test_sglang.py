@@ -245,3 +245,25 @@ def test_an_abridged_pool_line_is_read(words: str, sizes: str) -> None:
     )
     assert start.outcome == "oom_startup"
     assert (values(start)["pool_tokens"], values(start)["kv_cache_gib"]) == (556202, 59.4)
+
+
+@pytest.mark.parametrize(("new", "prompt"), [(256, None), (200, 200)])
+def test_a_full_chunk_of_a_data_parallel_rank_is_no_prompt(new: int, prompt: int | None) -> None:
+    """The rank's chunk is its share of the flag: a batch of that length may be the start of any prompt."""
+    start = only(
+        [
+            ARGS.format(cap=None, dp=16, attention=True),
+            "[2026-05-30 18:55:21 DP4 TP4] KV Cache is allocated. #tokens: 327111, KV size: 21.41 GB",
+            "[2026-05-30 18:56:32 DP4 TP4] max_total_num_tokens=327111, chunked_prefill_size=256, "
+            "max_running_requests=16, context_len=65536",
+            "[2026-05-30 18:56:40] The server is fired up and ready to roll!",
+            f"[2026-05-30 19:00:29 DP4 TP4] Prefill batch. #new-seq: 1, #new-token: {new}, #cached-token: 0, "
+            "token usage: 0.05, #running-req: 3, #queue-req: 2",
+            "[2026-05-30 19:00:30 DP4 TP4] TpModelWorkerClient hit an exception: Traceback (most recent call last):",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.00 GiB. GPU 4 has a total capacity of "
+            "79.11 GiB of which 5.90 GiB is free. Including non-PyTorch memory, this process has 73.19 GiB in use.",
+        ]
+    )
+    assert start.outcome == "oom_runtime"
+    told = start.failure.get("prompt_tokens")
+    assert (told.value if told else None) == prompt

@@ -284,9 +284,10 @@ class SglangReader(StartReader):
             cause.evidence["minimum_fraction"] = Sourced(float(least[1]), source(record))
 
     def _find_prompt(self, record: Record) -> None:
-        cause, chunk = self.problems.cause, self.start.flags.get("chunked_prefill_size")
+        cause, shared = self.problems.cause, self.start.facts.get("chunked_prefill_size_per_rank")
         if cause is None or cause.outcome != "oom_runtime":
             return
+        chunk = shared or self.start.flags.get("chunked_prefill_size")  # a data-parallel rank works on its share
         size = chunk.value if chunk and isinstance(chunk.value, int) else None
         tokens = prompt_in_flight(self.lines_before(record, SERVED_BYTES), size)
         if tokens is not None:
