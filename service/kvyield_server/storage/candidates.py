@@ -34,6 +34,8 @@ def queries_near(accounts: Iterable[Account]) -> Iterator[tuple[CompoundSelect[A
         (of_any_host if each.observation.host is None else of_host).append(_parameters(each))
     for has_host, wanted in ((True, of_host), (False, of_any_host)):
         for some in batched(wanted, TOGETHER):
+            # two statements of each kind, not one per count: what SQLAlchemy keeps of this one is 1.5 MB
+            some += some[-1:] * (TOGETHER - len(some) if len(some) > 1 else 0)
             parameters = {_name(key, place): value for place, own in enumerate(some) for key, value in own.items()}
             yield _query(len(some), has_host=has_host), parameters
 
