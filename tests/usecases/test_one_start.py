@@ -36,7 +36,7 @@ from kvyield_server.domain.facts.observation import (
 from kvyield_server.domain.records import StoredObservation
 from kvyield_server.errors import ConflictError
 from kvyield_server.storage import tables
-from kvyield_server.storage.candidates import TOGETHER
+from kvyield_server.storage.candidates import TOGETHER, queries_near
 from kvyield_server.storage.engine import open_storage
 from kvyield_server.storage.records import ObservationFilter
 from kvyield_server.storage.uow import Storage
@@ -595,3 +595,11 @@ def test_a_log_read_in_another_zone_is_not_the_next_start(storage: Storage, late
     for now, each in [*tellings(BEGUN, 0, 5.5, (0, 0, 0))[:2], *(following[number] for number in later)]:
         post(storage, each, now=now)
     assert len(rows(storage)) == 2
+
+
+def test_two_statements_look_up_any_number_of_accounts() -> None:
+    """SQLAlchemy keeps each statement that it compiles: there is one for one account and one for more."""
+    accounts = [arrival(replace(log(), id=UUID(int=number), host=f"gpu-{number}")).account for number in range(45)]
+    queries = {count: {str(query) for query, _ in queries_near(accounts[:count])} for count in range(1, 46)}
+    assert len(set().union(*queries.values())) == 2
+    assert [len(list(queries_near(accounts[:count]))) for count in (1, TOGETHER, TOGETHER + 1, 45)] == [1, 1, 2, 3]

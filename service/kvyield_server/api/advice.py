@@ -12,7 +12,7 @@ from litestar.params import FromPath, JSONBody
 from kvyield_server.api.auth import ASKERS, POSTERS, READERS, actor_of, bound_to
 from kvyield_server.api.problems import LOCATION, raise_faults, responses_of
 from kvyield_server.api.services import Services, services_of
-from kvyield_server.domain.answers import Advice
+from kvyield_server.domain.answers import Advice, Status
 from kvyield_server.domain.records import StoredRecommendation
 from kvyield_server.errors import AmbiguousError, ConflictError, NotFoundError
 from kvyield_server.schemas.predictions import PredictionsIn, PredictionsOut, prediction_out, predictions_faults
@@ -23,7 +23,6 @@ from kvyield_server.schemas.recommendations import (
     RecommendationIn,
     RecommendationOut,
     RecommendQuery,
-    RenderFormat,
     SettlementIn,
     advice_out,
     question_of,
@@ -66,13 +65,14 @@ async def get_recommend(
     ``model`` and ``engine``; ``format`` renders the answer as text to paste."""
     services = services_of(request)
 
-    def work(uow: UnitOfWork) -> tuple[UUID | None, Advice]:
+    def work(uow: UnitOfWork) -> tuple[Status, AdviceOut | str]:
         subject, advice = _advise(uow, services, parameters)
-        return subject.pair_id, advice
+        form = parameters.format
+        return advice.status, rendered(advice, form) if form else advice_out(advice, subject.pair_id)
 
-    pair_id, advice = await services.read_once(request.scope["query_string"], work)
-    services.metrics.recommendations.labels(advice.status.value).inc()
-    return _text(advice, parameters.format) if parameters.format else advice_out(advice, pair_id)
+    status, answer = await services.read_once(request.scope["query_string"], work)
+    services.metrics.recommendations.labels(status.value).inc()
+    return answer if isinstance(answer, AdviceOut) else _text(answer)
 
 
 @post(
@@ -114,7 +114,8 @@ async def get_recommendation(
         return stored, settlement_of(uow, stored)
 
     stored, settlement = await services_of(request).read(work)
-    return _text(stored.advice, parameters.format) if parameters.format else recommendation_out(stored, settlement)
+    form = parameters.format
+    return _text(rendered(stored.advice, form)) if form else recommendation_out(stored, settlement)
 
 
 @post(
@@ -152,5 +153,5 @@ def _selector(asked: NamedIn) -> Selector:
     return Selector(**selector_fields(asked), as_given=selector_as_given(asked))
 
 
-def _text(advice: Advice, form: RenderFormat) -> Response[str]:
-    return Response(rendered(advice, form), media_type=MediaType.TEXT)
+def _text(text: str) -> Response[str]:
+    return Response(text, media_type=MediaType.TEXT)

@@ -120,9 +120,9 @@ async def parameters_of(request: Request[Any, Any, Any]) -> Any:
         if not _DIGITS.fullmatch(given[name])
     ]
     faults += [
-        Fault(f"/{it.encode_name}", f"{it.encode_name} is {given[it.encode_name]}: give a value, or leave it out.")
-        for it in _fields(expected)
-        if it.encode_name in given and _is_read_as_none(given[it.encode_name], it.type)
+        Fault(f"/{name}", f"{name} is {given[name]}: give a value, or leave it out.")
+        for name in _read_as_none(expected) & given.keys()
+        if given[name].lower() == "null"
     ]
     if not faults and not any("\0" in text for text in given.values()):
         try:
@@ -141,8 +141,13 @@ def _repeated(request: Request[Any, Any, Any]) -> list[Fault]:
     )
 
 
-def _is_read_as_none(text: str, kind: Any) -> bool:
-    """Say whether a text that no text field holds is taken for none: where types are read loosely, ``null`` is."""
+@cache
+def _read_as_none(expected: type[msgspec.Struct]) -> frozenset[str]:
+    """Return the parameters that take ``null``, in any case, for none: where types are read loosely, all but texts."""
+    return frozenset(it.encode_name for it in _fields(expected) if _is_none("null", it.type))
+
+
+def _is_none(text: str, kind: Any) -> bool:
     try:
         return msgspec.convert(text, kind, strict=False) is None
     except msgspec.ValidationError:

@@ -70,21 +70,16 @@ class Services:
 
     async def read(self, work: Callable[[UnitOfWork], T]) -> T:
         """Run work on a snapshot of the database, in a reader thread."""
-
-        def run() -> T:
-            with self.storage.read() as uow:
-                return work(uow)
-
-        return await self.in_reader(run)
+        return await self.in_reader(lambda: self._on_snapshot(work))
 
     async def read_once(self, question: Hashable, work: Callable[[UnitOfWork], T]) -> T:
         """Run work as ``read`` does; the same question again is answered from memory until anything is committed."""
+        answers, stamp = self._answers, self.storage.stamp
+        return await self.in_reader(lambda: answers.get(stamp(), question, lambda: self._on_snapshot(work)))
 
-        def run() -> T:
-            with self.storage.read() as uow:
-                return work(uow)
-
-        return await self.in_reader(lambda: self._answers.get(self.storage.stamp(), question, run))
+    def _on_snapshot(self, work: Callable[[UnitOfWork], T]) -> T:
+        with self.storage.read() as uow:
+            return work(uow)
 
     async def look(self, work: Callable[[], T]) -> T:
         """Run work that takes a moment, such as to look a token up, while long reads wait for each other.

@@ -35,9 +35,10 @@ def queries_near(accounts: Iterable[Account]) -> Iterator[tuple[CompoundSelect[A
     for has_host, wanted in ((True, of_host), (False, of_any_host)):
         for some in batched(wanted, TOGETHER):
             # two statements of each kind, not one per count: what SQLAlchemy keeps of this one is 1.5 MB
-            some += some[-1:] * (TOGETHER - len(some) if len(some) > 1 else 0)
-            parameters = {_name(key, place): value for place, own in enumerate(some) for key, value in own.items()}
-            yield _query(len(some), has_host=has_host), parameters
+            count = TOGETHER if len(some) > 1 else 1
+            filled = some + some[-1:] * (count - len(some))
+            parameters = {_name(key, place): value for place, own in enumerate(filled) for key, value in own.items()}
+            yield _query(count, has_host=has_host), parameters
 
 
 def _parameters(account: Account) -> dict[str, Any]:
